@@ -1,0 +1,66 @@
+# Chapter: devices
+"""OpenReg: a PyTorch backend for a simulated accelerator.
+
+``import torch`` finds it by itself, and ``torch.openreg`` is this package.
+
+>>> import torch
+>>> torch.device("openreg", 1)
+device(type='openreg', index=1)
+"""
+
+import sys
+
+import torch
+
+from openreg import _handshake
+
+# [devices: rename]
+_owner = torch._C._get_privateuse1_backend_name()
+if _owner not in ("privateuseone", "openreg"):
+    raise ImportError(
+        f"PyTorch has one place for a backend like this in a process, and "
+        f"{_owner!r} has taken it; import only one of the two"
+    )
+_handshake.check(torch.__version__)
+torch.utils.rename_privateuse1_backend("openreg")
+torch._register_device_module("openreg", sys.modules[__name__])
+# [/devices: rename]
+
+# [devices: load]
+try:
+    from openreg.devices import (  # opens the C++ library
+        _is_in_bad_fork,
+        _lazy_init,
+        current_device,
+        device,
+        device_count,
+        get_device_capability,
+        get_device_name,
+        get_device_properties,
+        init,
+        is_available,
+        is_initialized,
+        set_device,
+    )
+except BaseException:
+    # Half a backend would break code that only asks whether there is one.
+    del torch.openreg, sys.modules["torch.openreg"]
+    raise
+# [/devices: load]
+# [guards: exports]
+from openreg.devices import synchronize
+# [/guards: exports]
+# [fallback: exports]
+from openreg._C import fallbacks
+# [/fallback: exports]
+
+# [frontend: methods]
+torch.utils.generate_methods_for_privateuse1_backend(
+    for_tensor=True,
+    for_module=True,
+    for_packed_sequence=True,
+    for_storage=True,
+)
+# [/frontend: methods]
+
+__version__ = "0.1.0"

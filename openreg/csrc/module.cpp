@@ -1,0 +1,90 @@
+// Chapter: devices
+// The functions Python calls. Whatever may wait for the device lets go of the
+// interpreter lock first: an engine may need it to drop the last reference to
+// a tensor, and would wait for us while we wait for it.
+#include <c10/util/Exception.h>
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "openreg/csrc/device.h"
+#include "openreg/csrc/module.h"
+
+namespace py = pybind11;
+
+namespace {
+
+// [devices: properties]
+orDeviceProp properties(int device) {
+  orDeviceProp result;
+  openreg::check(orGetDeviceProperties(&result, device));
+  return result;
+}
+
+std::string describe(const orDeviceProp& device) {
+  return "_DeviceProperties(name='" + std::string(device.name) +
+         "', total_memory=" + std::to_string(device.total_memory >> 20) +
+         "MiB, compute_engines=" + std::to_string(device.compute_engines) +
+         ", copy_engines=" + std::to_string(device.copy_engines) + ")";
+}
+
+void bindProperties(py::module_& m) {
+  py::class_<orDeviceProp>(m, "_DeviceProperties")
+      .def_property_readonly(
+          "name", [](const orDeviceProp& self) { return self.name; })
+      .def_readonly("total_memory", &orDeviceProp::total_memory)
+      .def_readonly("compute_engines", &orDeviceProp::compute_engines)
+      .def_readonly("copy_engines", &orDeviceProp::copy_engines)
+      .def_readonly("major", &orDeviceProp::major)
+      .def_readonly("minor", &orDeviceProp::minor)
+      .def("__repr__", &describe);
+  m.def("get_device_properties", &properties);
+}
+// [/devices: properties]
+
+// [devices: state]
+bool isStarted(int device) {
+  int started = 0;
+  openreg::check(orDeviceGetState(device, &started));
+  return started != 0;
+}
+
+bool isInBadFork() {
+  int started = 0;
+  return orDeviceGetState(0, &started) == orErrorForked;
+}
+// [/devices: state]
+
+// [guards: synchronize]
+void synchronize(int device) {
+  const c10::DeviceIndex previous =
+      openreg::exchangeDevice(static_cast<c10::DeviceIndex>(device));
+  const orError error = orDeviceSynchronize();
+  openreg::setDevice(previous);
+  openreg::check(error);
+}
+// [/guards: synchronize]
+
+} // namespace
+
+// [devices: module]
+PYBIND11_MODULE(_C, m) {
+  m.def("device_count", [] {
+    int count = 0; // asked directly: here there is somebody to tell
+    openreg::check(orGetDeviceCount(&count));
+    return count;
+  });
+  m.def("current_device", &openreg::currentDevice);
+  m.def("set_device", [](int index) { openreg::check(orSetDevice(index)); });
+  m.def("init", [] { openreg::check(orInit()); });
+  m.def("is_started", &isStarted);
+  m.def("is_in_bad_fork", &isInBadFork);
+  bindProperties(m);
+  // [guards: bind-synchronize]
+  m.def("synchronize", &synchronize, py::call_guard<py::gil_scoped_release>());
+  // [/guards: bind-synchronize]
+  // [fallback: bind]
+  openreg::bindFallback(m);
+  // [/fallback: bind]
+}
+// [/devices: module]

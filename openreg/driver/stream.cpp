@@ -1,0 +1,301 @@
+// Chapter: devices
+#include "openreg/driver/stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "openreg/driver/config.h"
+#include "openreg/driver/event.h"
+#include "openreg/driver/kernel.h"
+#include "openreg/driver/status.h"
+
+namespace openreg::driver {
+namespace {
+
+std::atomic<std::uint64_t> nextId{1};
+
+// A waiting host thread spins this often before it sleeps: a short kernel is
+// over sooner than the thread would be awake again.
+constexpr int kSpins = 500; // some 10 to 20 microseconds
+constexpr int kLinger = 200;
+
+} // namespace
+
+Stream::Stream(Device& device, int priority)
+    : device_(device),
+      id_(nextId.fetch_add(1, std::memory_order_relaxed)),
+      priority_(priority) {
+}
+
+void SpinLock::lock() {
+  for (int i = 0; flag_.test_and_set(std::memory_order_acquire); ++i) {
+    if (i < 64) {
+      relax();
+    } else {
+      std::this_thread::yield(); // its holder may want this very core
+    }
+  }
+}
+
+orError Stream::enqueue(Command&& command, void* args, std::size_t bytes) {
+  if (shuttingDown()) {
+    return fail(
+        orErrorShutdown,
+        "the process is exiting; openreg:%d takes no more work",
+        device_.index);
+  }
+  if (device_.lost() && command.kind != Command::Kind::Free) {
+    return device_.refuseLost();
+  }
+  const bool outside = bytes > CommandQueue::kInside;
+  if (outside) {
+    command.outside = ::operator new(bytes, std::align_val_t{16});
+  }
+  std::unique_lock lock(producers_);
+  if (destroyed_) {
+    lock.unlock();
+    ::operator delete(command.outside, std::align_val_t{16});
+    return fail(
+        orErrorInvalidHandle,
+        "stream %llu of openreg:%d was destroyed",
+        static_cast<unsigned long long>(id_),
+        device_.index);
+  }
+  const Engine kind = command.engine();
+  Command& placed = queue_.push(std::move(command), outside ? 0 : bytes);
+  if (bytes > 0) {
+    if (placed.kernel->move != nullptr) {
+      placed.kernel->move(placed.arguments(), args);
+    } else {
+      std::memcpy(placed.arguments(), args, bytes);
+    }
+  }
+  // Sequentially consistent, as the engine's half in goIdle(): either we see
+  // that it went idle, or it sees this command.
+  queued_.fetch_add(1);
+  lock.unlock();
+  State idle = State::Idle;
+  if (state_.load() != State::Idle ||
+      !state_.compare_exchange_strong(idle, State::Ready)) {
+    return orSuccess; // an engine has this stream already, or will get it
+  }
+  try {
+    device_.scheduler.ready(this, kind);
+  } catch (const std::system_error& error) {
+    return fail(
+        orErrorSystem, "cannot start an engine thread: %s", error.what());
+  }
+  return orSuccess;
+}
+
+void Stream::wait() {
+  const std::uint64_t target = queued_.load(std::memory_order_acquire);
+  for (int i = 0; i < kSpins; ++i) {
+    if (done_.load(std::memory_order_acquire) >= target) {
+      return;
+    }
+    relax();
+  }
+  std::unique_lock lock(mutex_);
+  waiters_.fetch_add(1);
+  drained_.wait(lock, [&] { return done_.load() >= target || shuttingDown(); });
+  waiters_.fetch_sub(1);
+}
+
+bool Stream::destroy() {
+  const std::lock_guard lock(producers_);
+  return !std::exchange(destroyed_, true);
+}
+
+// True if the stream is empty and now Idle. The engine stays a moment before
+// it lets go: the next launch of a busy host is about to come.
+bool Stream::goIdle() {
+  const std::uint64_t done = done_.load(std::memory_order_relaxed);
+  for (int i = 0; i < kLinger; ++i) {
+    if (queued_.load(std::memory_order_acquire) != done) {
+      return false;
+    }
+    if (device_.scheduler.moreUrgent(Engine::Compute, 1)) {
+      break; // another stream is waiting for an engine
+    }
+    relax();
+  }
+  state_.store(State::Idle);
+  State idle = State::Idle;
+  return queued_.load() == done ||
+         !state_.compare_exchange_strong(idle, State::Running);
+}
+
+// Let go of the stream when this engine is not the one for what comes next.
+// False if the engine should go on with the front command.
+bool Stream::handOver(Engine kind) {
+  if (shuttingDown()) {
+    return true; // stays Running: nobody takes it up again
+  }
+  if (queued_.load(std::memory_order_acquire) ==
+          done_.load(std::memory_order_relaxed) &&
+      goIdle()) {
+    return true;
+  }
+  Command& command = queue_.front();
+  if (command.kind == Command::Kind::Wait) {
+    state_.store(State::Blocked); // before anybody can unblock it
+    if (!command.event->passed(command.version, this)) {
+      return true;
+    }
+    state_.store(State::Running);
+  }
+  const Engine wanted =
+      command.engine() == Engine::Control ? kind : command.engine();
+  if (wanted == kind && !device_.scheduler.moreUrgent(kind, priority_)) {
+    return false;
+  }
+  state_.store(State::Ready);
+  device_.scheduler.ready(this, wanted);
+  return true;
+}
+
+void Stream::run(Engine kind) {
+  state_.store(State::Running);
+  while (!handOver(kind)) {
+    const std::uint64_t sequence = done_.load(std::memory_order_relaxed) + 1;
+    execute(queue_.front(), sequence);
+    queue_.pop();
+    done_.store(sequence); // sequentially consistent with a waiter's counting
+    if (waiters_.load() > 0) {
+      const std::lock_guard lock(mutex_);
+      drained_.notify_all();
+    }
+  }
+}
+
+void Stream::unblock() {
+  State blocked = State::Blocked;
+  if (state_.compare_exchange_strong(blocked, State::Ready)) {
+    device_.scheduler.ready(this, Engine::Compute);
+  }
+}
+
+bool Stream::mustSkip(std::uint64_t sequence) {
+  if (!mayFail_.load(std::memory_order_acquire)) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  if (sequence <= skipUntil_) {
+    return true;
+  }
+  if (failure_ != nullptr) {
+    failure_->skipped.fetch_add(1);
+    return true;
+  }
+  mayFail_.store(false, std::memory_order_relaxed);
+  return false;
+}
+
+// Work behind a failure would compute with what the failed kernel left.
+void Stream::adopt(const std::shared_ptr<Failure>& failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_ != nullptr) {
+      return;
+    }
+    failure_ = failure;
+    mayFail_.store(true, std::memory_order_release);
+  }
+  const std::lock_guard lock(failure->mutex);
+  failure->streams.push_back(this);
+}
+
+unsigned Stream::skipQueued(const std::shared_ptr<Failure>& failure) {
+  const std::lock_guard lock(mutex_);
+  if (failure_ != failure) {
+    return 0;
+  }
+  failure_ = nullptr;
+  skipUntil_ = queued_.load();
+  const std::uint64_t done = done_.load();
+  const std::uint64_t running = done + (state_.load() == State::Running);
+  return skipUntil_ > running ? static_cast<unsigned>(skipUntil_ - running) : 0;
+}
+
+void Stream::execute(Command& command, std::uint64_t sequence) {
+  using Kind = Command::Kind;
+  switch (command.kind) {
+    case Kind::Record: {
+      std::shared_ptr<Failure> failure;
+      {
+        const std::lock_guard lock(mutex_);
+        failure = failure_;
+      }
+      command.event->complete(command.version, std::move(failure));
+      return;
+    }
+    case Kind::Wait: {
+      std::unique_lock lock(command.event->mutex);
+      const std::shared_ptr<Failure> failure = command.event->failure;
+      lock.unlock();
+      if (failure != nullptr) {
+        adopt(failure);
+      }
+      return;
+    }
+    case Kind::Free:
+      device_.heap.release(command.dst);
+      return;
+    default:
+      break;
+  }
+  const bool skip = mustSkip(sequence);
+  if (command.kind == Kind::Kernel) {
+    if (!skip) {
+      executeKernel(command);
+    }
+    if (command.kernel->destroy != nullptr) {
+      command.kernel->destroy(command.arguments());
+    }
+    ::operator delete(command.outside, std::align_val_t{16});
+  } else if (skip) {
+    return;
+  } else if (command.kind == Kind::HostFunction) {
+    command.function(const_cast<void*>(command.src));
+  } else if (command.kind == Kind::Copy) {
+    std::memcpy(command.dst, command.src, command.size);
+  } else {
+    std::memset(command.dst, command.value, command.size);
+  }
+}
+
+void Stream::executeKernel(Command& command) {
+  orKernelContext context{device_.index, windows().offset(), {}};
+  command.kernel->run(&context, command.arguments());
+  if (context.failure.empty()) {
+    return;
+  }
+  auto failure = std::make_shared<Failure>();
+  failure->sentence = "kernel '" + std::string(command.kernel->name) +
+                      "' failed on openreg:" + std::to_string(device_.index) +
+                      ", stream " + std::to_string(id_) + ": " +
+                      context.failure;
+  if (command.origin != nullptr) {
+    failure->sentence += " (launched at " + *command.origin + ")";
+  }
+  adopt(failure);
+  device_.record(std::move(failure));
+}
+
+Stream* resolve(orStream_t handle) {
+  if (handle != nullptr) {
+    if (usable() != orSuccess) {
+      return nullptr;
+    }
+    return reinterpret_cast<Stream*>(handle);
+  }
+  Device* device = currentDevice();
+  return device != nullptr ? &device->defaultStream() : nullptr;
+}
+
+} // namespace openreg::driver
