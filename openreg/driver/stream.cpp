@@ -101,9 +101,17 @@ void Stream::wait() {
     relax();
   }
   std::unique_lock lock(mutex_);
-  waiters_.fetch_add(1);
-  drained_.wait(lock, [&] { return done_.load() >= target || shuttingDown(); });
-  waiters_.fetch_sub(1);
+  while (true) {
+    // Announced first, then looked: the engine does it the other way round,
+    // so one of the two sees the other.
+    if (wakeAt_.load() > target) {
+      wakeAt_.store(target);
+    }
+    if (done_.load() >= target || shuttingDown()) {
+      return;
+    }
+    drained_.wait(lock);
+  }
 }
 
 bool Stream::destroy() {
@@ -116,17 +124,20 @@ bool Stream::destroy() {
 bool Stream::goIdle() {
   const std::uint64_t done = done_.load(std::memory_order_relaxed);
   for (int i = 0; i < kLinger; ++i) {
-    if (queued_.load(std::memory_order_acquire) != done) {
+    relax();
+    relax();
+    known_ = queued_.load(std::memory_order_acquire);
+    if (known_ != done) {
       return false;
     }
     if (device_.scheduler.moreUrgent(Engine::Compute, 1)) {
       break; // another stream is waiting for an engine
     }
-    relax();
   }
   state_.store(State::Idle);
   State idle = State::Idle;
-  return queued_.load() == done ||
+  known_ = queued_.load();
+  return known_ == done ||
          !state_.compare_exchange_strong(idle, State::Running);
 }
 
@@ -136,10 +147,14 @@ bool Stream::handOver(Engine kind) {
   if (shuttingDown()) {
     return true; // stays Running: nobody takes it up again
   }
-  if (queued_.load(std::memory_order_acquire) ==
-          done_.load(std::memory_order_relaxed) &&
-      goIdle()) {
-    return true;
+  // Read the producer's counter only when what it last said is done: each
+  // look takes the cache line away from a host thread that is launching.
+  const std::uint64_t done = done_.load(std::memory_order_relaxed);
+  if (known_ == done) {
+    known_ = queued_.load(std::memory_order_acquire);
+    if (known_ == done && goIdle()) {
+      return true;
+    }
   }
   Command& command = queue_.front();
   if (command.kind == Command::Kind::Wait) {
@@ -165,9 +180,10 @@ void Stream::run(Engine kind) {
     const std::uint64_t sequence = done_.load(std::memory_order_relaxed) + 1;
     execute(queue_.front(), sequence);
     queue_.pop();
-    done_.store(sequence); // sequentially consistent with a waiter's counting
-    if (waiters_.load() > 0) {
+    done_.store(sequence);
+    if (wakeAt_.load() <= sequence) {
       const std::lock_guard lock(mutex_);
+      wakeAt_.store(kNever); // those who wait for more announce it again
       drained_.notify_all();
     }
   }

@@ -72,6 +72,7 @@ class Stream {
   // Who is responsible for the stream now. Only an engine that holds it in
   // Running reads the queue.
   enum class State { Idle, Ready, Running, Blocked };
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
   bool handOver(Engine kind);
   bool goIdle();
@@ -89,12 +90,17 @@ class Stream {
   bool destroyed_ = false; // under producers_
   CommandQueue queue_;
 
-  // How many commands were ever queued, and how many are done.
+  // How many commands were ever queued, and how many are done. The producer
+  // writes one and the engine the other, so they live on different cache
+  // lines, and on another than the state, which both read at every command.
   alignas(64) std::atomic<std::uint64_t> queued_{0};
   alignas(64) std::atomic<std::uint64_t> done_{0};
-  std::atomic<State> state_{State::Idle};
+  alignas(64) std::atomic<State> state_{State::Idle};
 
-  std::atomic<int> waiters_{0};
+  std::uint64_t known_ = 0; // queued_ as the engine last read it
+  // The earliest count of done commands a host thread sleeps for; waking one
+  // for every command would cost more than the command.
+  std::atomic<std::uint64_t> wakeAt_{kNever};
   std::mutex mutex_; // for `drained_` and the two below
   std::condition_variable drained_;
   std::shared_ptr<Failure> failure_; // since when nothing here runs

@@ -1,5 +1,6 @@
 // Chapter: fallback
 // Operators without a kernel run on the CPU: counted, and never in silence.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -10,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "openreg/csrc/module.h"
 
@@ -69,8 +71,42 @@ void note(const std::string& name) {
   }
 }
 
+// The tensors of one argument: itself, or what its list holds.
+std::vector<at::Tensor> tensorsOf(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return {value.toTensor()};
+  }
+  return value.isTensorList() ? value.toTensorVector()
+                              : std::vector<at::Tensor>{};
+}
+
+// On the CPU the arguments are copies that share nothing, so what overlaps on
+// the device has to be refused here, as the CPU's own kernels would.
+void checkOverlap(
+    const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+  const std::size_t count = schema.arguments().size();
+  const auto arguments = torch::jit::last(stack, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (alias == nullptr || !alias->isWrite()) {
+      continue;
+    }
+    for (const at::Tensor& written : tensorsOf(arguments[i])) {
+      at::assert_no_internal_overlap(written);
+      for (std::size_t k = 0; k < count; ++k) {
+        for (const at::Tensor& read : tensorsOf(arguments[k])) {
+          if (k != i && written.defined() && read.defined()) {
+            at::assert_no_partial_overlap(written, read);
+          }
+        }
+      }
+    }
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = toString(op.operator_name());
+  checkOverlap(op.schema(), *stack);
   note(name);
   try {
     at::native::cpu_fallback(op, stack, /*error_on_views=*/true);

@@ -1,0 +1,390 @@
+"""Build and open `openreg/` as it stands at the end of a chapter.
+
+    python chapters/stages.py build [NAME ...]
+    python chapters/stages.py export NAME DIR
+    python chapters/stages.py check
+
+A page opens its state in its first cell, ``stages.use("guards")``. A process
+holds one state only, because PyTorch renames PrivateUse1 once.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata, util
+from pathlib import Path
+
+import marks
+import pybind11
+from filelock import FileLock
+from marks import CHAPTERS, ROOT, MarkError, diff, previous, region, render
+
+__all__ = ["MarkError", "diff", "region", "render"]
+
+# torch is found, never imported: building must be quick, and a page must open
+# its state first.
+TORCH = Path(util.find_spec("torch").origin).parent
+VERSION = metadata.version("torch")
+PUBLIC = VERSION.partition("+")[0]
+CXX = shlex.split(os.environ.get("CXX", "g++"))
+DRIVER = "-std=c++20 -O1 -fPIC -fvisibility=hidden -pthread -Wall -Wextra"
+DRIVER = [*DRIVER.split(), "-Werror", "-Wno-unused-parameter"]
+CSRC = [
+    f'-DOPENREG_TORCH_VERSION="{PUBLIC}"',
+    f"-ffile-prefix-map={TORCH.parent}=.",
+    f"-isystem{pybind11.get_include()}",
+    f"-isystem{sysconfig.get_paths()['include']}",
+    f"-isystem{TORCH}/include",
+    f"-isystem{TORCH}/include/torch/csrc/api/include",
+]
+FLAGS = {"driver": DRIVER, "csrc": [*DRIVER, *CSRC]}
+LIBRARIES = {
+    "libopenreg.so": ["-Wl,-soname,libopenreg.so", "-pthread"],
+    "_C" + sysconfig.get_config_var("EXT_SUFFIX"): [
+        *("-Lopenreg", f"-L{TORCH}/lib", "-Wl,--no-as-needed", "-lopenreg"),
+        *("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"),
+        *("-Wl,-rpath,$ORIGIN", f"-Wl,-rpath,{TORCH}/lib"),
+    ],
+}
+STATES = ROOT / "_build" / "states"
+OBJECTS = ROOT / "_build" / "objects"
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
+POINTS = re.compile(
+    r'^\[project\.entry-points\."torch\.backends"\]\n((?:\w.+\n)+)', re.M
+)
+METADATA = "Metadata-Version: 2.1\nName: torch-openreg\n"
+TIMEOUT = 300  # seconds for a cell in a child process
+
+# Ahead of every other finder, an editable install's included, and of a folder
+# called openreg where Python happens to start. What the state lacks must not
+# be found elsewhere. Children run this file too: the state leads PYTHONPATH.
+SITE = """\
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+
+class StateFinder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] not in {packages}:
+            return None
+        found = PathFinder.find_spec(name, path or [str(Path(__file__).parent)])
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+        return found
+
+
+sys.meta_path.insert(0, StateFinder)
+"""
+
+_opened: str | None = None
+
+
+class BuildError(RuntimeError):
+    """A state does not compile or link; carries the compiler's message."""
+
+
+def built() -> list[str]:
+    """The states that the guide needs: written chapters and the last."""
+    return list(dict.fromkeys([*marks.written(), CHAPTERS[-1]]))
+
+
+def folder(chapter: str | None) -> Path:
+    """Where a state lies; None is the state before the first chapter."""
+    return STATES / (marks.PAGES[chapter].stem if chapter else "00-nothing")
+
+
+def texts(chapter: str | None, *, padded: bool = False) -> dict[str, str]:
+    """Every file of a state: relative path and text."""
+    paths = marks.sources() if chapter else []
+    found = {
+        marks.relative(p): render(p, chapter, padded=padded) for p in paths
+    }
+    return {name: text for name, text in found.items() if text is not None}
+
+
+@functools.cache
+def compiler() -> str:
+    asked = [*CXX, "-dumpfullversion", "-dumpmachine"]
+    return shlex.join(CXX) + subprocess.check_output(asked, text=True)
+
+
+def digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def fingerprint(chapter: str | None) -> str:
+    """Changes whenever what runs at a chapter changes."""
+    tools = [Path(__file__).read_text(), compiler(), VERSION, sys.version]
+    return digest(
+        *tools, *(part for item in texts(chapter).items() for part in item)
+    )
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, and only when it changes."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(text)
+        part.replace(path)
+
+
+def write_state(chapter: str | None) -> dict[str, str]:
+    """Write a state's sources and its installed look; return the sources.
+
+    The look is there even when it holds no entry point: it hides the installed
+    package's, which torch would load.
+    """
+    root, found = folder(chapter), texts(chapter, padded=True)
+    for old in (root / "openreg").rglob("*"):
+        is_source = old.suffix in marks.MARKED
+        if is_source and old.relative_to(root).as_posix() not in found:
+            old.unlink()
+    project = render(ROOT / "pyproject.toml", chapter or CHAPTERS[0])
+    version = re.search(r'^version = "(.+)"', project, re.M)[1]
+    points = "".join(POINTS.findall(project)) if chapter else ""
+    info = f"torch_openreg-{version}.dist-info"
+    made = {
+        "openreg/torch_version.txt": PUBLIC + "\n",
+        "sitecustomize.py": SITE.format(packages=marks.PACKAGES),
+        f"{info}/METADATA": f"{METADATA}Version: {version}\n",
+        f"{info}/entry_points.txt": "[torch.backends]\n"
+        + points.replace('"', ""),
+    }
+    for name, text in {**found, **made}.items():
+        write(root / name, text)
+    return found
+
+
+def included(name: str, found: dict[str, str]) -> list[str]:
+    """A file and the package's headers it includes, directly or not."""
+    seen, todo = {name}, [name]
+    while todo:
+        current = todo.pop()
+        for header in INCLUDE.findall(found[current]):
+            near = os.path.normpath(os.path.join(current, "..", header))
+            new = {header, near} & found.keys() - seen
+            seen |= new
+            todo += new
+    return sorted(seen)
+
+
+def object_path(name: str, found: dict[str, str]) -> Path:
+    """Where the object of a source lies: its name says what it is made of."""
+    made_of = [name, compiler(), VERSION, *FLAGS[name.split("/")[1]]]
+    for part in included(name, found):
+        made_of += [part, found[part]]
+    return OBJECTS / f"{Path(name).stem}-{digest(*made_of)}.o"
+
+
+def produce(target: Path, arguments: list, root: Path, what: str) -> None:
+    """Compile or link, unless it was done before."""
+    if target.exists():
+        return
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    command = [*CXX, *map(str, arguments), "-o", str(part)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{what} fails at {root.name}:\n{done.stderr}")
+    part.replace(target)
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+
+def build(chapter: str | None, *, quiet: bool = False) -> Path:
+    """Bring a state's folder up to date and return it."""
+    root = folder(chapter)
+    STATES.mkdir(parents=True, exist_ok=True)
+    OBJECTS.mkdir(exist_ok=True)
+    with FileLock(STATES / ".lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = write_state(chapter)
+        objects = {
+            n: object_path(n, found) for n in found if n.endswith(".cpp")
+        }
+        missing = [name for name in objects if not objects[name].exists()]
+        if missing or not quiet:
+            counts = f"{len(objects)} objects, {len(missing)} to compile"
+            print(f"{chapter}: {counts}", file=sys.stderr, flush=True)
+
+        def compile_one(name: str) -> None:
+            flags = FLAGS[name.split("/")[1]]
+            produce(objects[name], [*flags, "-I.", "-c", name], root, name)
+
+        jobs = [pool.submit(compile_one, name) for name in missing]
+        try:
+            [job.result() for job in jobs]
+        finally:
+            pool.shutdown(cancel_futures=True)
+        for (target, flags), part in zip(LIBRARIES.items(), FLAGS, strict=True):
+            parts = [o for name, o in objects.items() if f"/{part}/" in name]
+            if parts:
+                link(root, target, ["-shared", *parts, *flags])
+    return root
+
+
+def link(root: Path, target: str, arguments: list) -> None:
+    """Put a library into a state; states that agree share one file."""
+    made_of = digest(compiler(), *map(str, arguments))
+    shared, path = OBJECTS / f"{made_of}-{target}", root / "openreg" / target
+    produce(shared, arguments, root, target)
+    if not path.exists() or not path.samefile(shared):
+        path.unlink(missing_ok=True)
+        path.hardlink_to(shared)
+
+
+def state(chapter: str | None) -> Path:
+    """The folder of a chapter's state, built if need be."""
+    return build(chapter, quiet=True)
+
+
+def environment(chapter: str | None) -> dict[str, str]:
+    """Environment variables of a process that holds a chapter's state."""
+    old = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    rest = [path for path in old if path and not path.startswith(str(STATES))]
+    path = os.pathsep.join([str(state(chapter)), *rest])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def use(chapter: str) -> None:
+    """Open a chapter's state in this process, before torch is imported."""
+    global _opened
+    if _opened == chapter:
+        return
+    if _opened or "torch" in sys.modules:
+        has = f"the state of {_opened!r}" if _opened else "torch imported"
+        raise RuntimeError(
+            f"This process has {has} already, and can hold one state only. "
+            f"Restart it and call stages.use({chapter!r}) first."
+        )
+    os.environ.update(environment(chapter))
+    sys.path.insert(0, str(folder(chapter)))
+    runpy.run_path(str(folder(chapter) / "sitecustomize.py"))
+    _opened = chapter
+    if "IPython" in sys.modules and (
+        shell := sys.modules["IPython"].get_ipython()
+    ):
+        for name, at in (("before", previous(chapter)), ("fresh", chapter)):
+            magic = functools.partial(run_cell, at)
+            shell.register_magic_function(magic, "cell", name)
+        figures = shell.config.InlineBackend  # their look: matplotlibrc
+        figures.figure_formats = {"svg"}
+        figures.print_figure_kwargs = {"metadata": {"Date": None}}
+
+
+def tidy(text: str) -> str:
+    """Text without what differs between two runs or two machines."""
+    text = re.sub(r"0x[0-9a-f]{5,}", "0x…", text)
+    text = re.sub(r"\b(pid|process) \d+", r"\1 …", text)
+    return re.sub(r"(?<![\w/:.])/(?:[^\s/:'\"]+/)+", "…/", text)
+
+
+def sentence(name: str, message: str) -> str:
+    """An error as the guide quotes it: its name and its first sentence."""
+    first = re.split(r"(?<!e\.g)(?<!i\.e)\.\s|\n", message.strip())[0]
+    return tidy(f"{name}: {first.rstrip('.:')}.")
+
+
+@contextlib.contextmanager
+def raises(kind: type[BaseException]):
+    """Print the first sentence of the error that the block must end with."""
+    try:
+        yield
+    except kind as error:
+        print(sentence(type(error).__name__, str(error)))
+    else:
+        raise AssertionError(
+            f"{kind.__name__} was expected, nothing was raised"
+        )
+
+
+def displaying(cell: str) -> str:
+    """The code of a cell, made to show its last value as a notebook does."""
+    tree = ast.parse(cell)
+    if isinstance(last := tree.body[-1], ast.Expr):
+        show = ast.parse("__import__('sys').displayhook", mode="eval").body
+        last.value = ast.Call(show, [last.value], [])
+    return ast.unparse(tree)
+
+
+def run_cell(chapter: str | None, line: str, cell: str) -> None:
+    """Run a cell in a new process at a state.
+
+    The line of the magic names the error, warning or signal that must come,
+    and settings of environment variables: ``RuntimeError NAME=value``.
+    """
+    options = shlex.split(line)
+    settings = dict(word.split("=", 1) for word in options if "=" in word)
+    expected = next((word for word in options if "=" not in word), "")
+    done = subprocess.run(
+        [sys.executable, "-c", displaying(cell)],
+        env=environment(chapter) | settings,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    ended, message, said = "", "", done.stderr
+    if done.returncode < 0:
+        ended, message = signal.Signals(-done.returncode).name, said
+    elif done.returncode:
+        trace = said.rpartition("Traceback (most")[2]
+        last = re.search(r"^(?:\w+\.)*(\w+)(?:: (.*))?$", trace, re.M)
+        ended, message = last.groups("") if last else ("exit", "")
+    elif found := re.search(r"\b(\w+Warning): (.*)", said):
+        ended, message = found.groups()
+    if ended != expected:
+        raise AssertionError(
+            f"expected {expected or 'no error'}, the process ended with "
+            f"{ended or 'none'}\n{done.stdout}{said}"
+        )
+    print(tidy(done.stdout), end="")
+    if expected:
+        print(sentence(ended, message))
+    else:
+        print(tidy(said), end="", file=sys.stderr)
+
+
+def export(chapter: str, target: Path) -> None:
+    """Write a state as a folder of its own that `pip install` builds."""
+    if target.exists() and any(target.iterdir()):
+        sys.exit(f"{target} is not empty; name a new or an empty folder.")
+    marks.order(chapter, "export")
+    for name, text in texts(chapter).items():
+        write(target / name, text)
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(ROOT / name, target)
+    print(f"Build it with: pip install --no-build-isolation {target.absolute()}")
+
+
+def main(command: str = "", *rest: str) -> None:
+    if command == "build":
+        for name in rest or built():
+            marks.order(name, "build")
+            build(name)
+    elif command == "export" and len(rest) == 2:
+        export(rest[0], Path(rest[1]))
+    elif command == "check" and not rest:
+        for path in marks.sources():
+            marks.parse(path)
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except (BuildError, MarkError) as error:
+        sys.exit(str(error))

@@ -1,0 +1,71 @@
+"""Build the states first, and re-execute a page when its state changed.
+
+myst-nb's cache is keyed by a page's own cells, so a change in the C++ that
+they call would leave old outputs in place. This extension compares the
+fingerprint of what a page runs on with the one that it last ran on; where they
+differ it drops the cached outputs and has the page read again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import marks
+import stages
+from jupyter_cache import get_cache
+from sphinx.errors import ExtensionError
+
+
+def build_states(app) -> None:
+    try:
+        for chapter in stages.built():
+            stages.build(chapter)
+    except (stages.BuildError, marks.MarkError) as error:
+        raise ExtensionError(str(error)) from error
+
+
+def page_fingerprint(chapter: str) -> str:
+    """Of what a page runs on: two states, the scripts, the look of figures."""
+    beside = [*(marks.ROOT / "chapters").glob("scripts/*.py")]
+    beside.append(marks.ROOT / "chapters" / "matplotlibrc")
+    states = map(stages.fingerprint, (marks.previous(chapter), chapter))
+    return stages.digest(
+        *states, *(path.read_text() for path in sorted(beside))
+    )
+
+
+def outdated(app, env, added, changed, removed) -> list[str]:
+    pages = {
+        f"chapters/{marks.PAGES[name].stem}": name for name in marks.written()
+    }
+    now = {page: page_fingerprint(name) for page, name in pages.items()}
+    store = Path(app.config.nb_execution_cache_path) / "fingerprints.json"
+    known = json.loads(store.read_text()) if store.exists() else {}
+    app.page_fingerprints = (store, now)
+    stale = {page for page in pages if known.get(page) != now[page]}
+    if stale and app.config.nb_execution_mode == "cache":
+        store.parent.mkdir(parents=True, exist_ok=True)
+        cache = get_cache(str(store.parent))
+        paths = {str(env.doc2path(page)) for page in stale}
+        for record in cache.list_cache_records():
+            if record.uri in paths:
+                cache.remove_cache(record.pk)
+    # What a build warned about, the next one must say again.
+    if app.config.nb_execution_mode == "force" or not known.get("clean", True):
+        stale |= env.found_docs
+    return sorted(stale)
+
+
+def finished(app, exception) -> None:
+    if exception is None and hasattr(app, "page_fingerprints"):
+        store, now = app.page_fingerprints
+        clean = app._warncount == 0
+        stages.write(store, json.dumps({"clean": clean, **now}, indent=1))
+
+
+def setup(app):
+    app.connect("builder-inited", build_states, priority=100)
+    app.connect("env-get-outdated", outdated)
+    app.connect("build-finished", finished)
+    return {"version": "1", "parallel_read_safe": True}
