@@ -3,7 +3,8 @@
 The first line of a file, ``// Chapter: guards``, names the chapter that adds
 it. ``// [guards: name]`` to ``// [/guards: name]`` fences lines that a chapter
 adds to the file, or only names lines for a listing; regions nest and never
-cross. ``// [devices: name until ops]`` is a stand-in that `ops` removes.
+cross. ``// [devices: name until ops]`` is a stand-in that `ops` removes: its
+lines are comments, ``//| code``, which only a state before `ops` uncomments.
 The build's own files carry regions and no first line.
 """
 

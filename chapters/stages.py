@@ -83,7 +83,7 @@ class StateFinder:
         if name.partition(".")[0] not in {packages}:
             return None
         found = PathFinder.find_spec(name, path or [str(Path(__file__).parent)])
-        if found is None:
+        if found is None or found.origin is None:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
         return found
 
@@ -366,7 +366,9 @@ def export(chapter: str, target: Path) -> None:
         write(target / name, text)
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, target)
-    print(f"Build it with: pip install --no-build-isolation {target.absolute()}")
+    print(
+        f"Build it with: pip install --no-build-isolation {target.absolute()}"
+    )
 
 
 def main(command: str = "", *rest: str) -> None:

@@ -51,7 +51,7 @@ except BaseException:
 from openreg.devices import synchronize
 # [/guards: exports]
 # [fallback: exports]
-from openreg._C import fallbacks
+from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
 
 # [frontend: methods]

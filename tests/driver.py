@@ -161,16 +161,17 @@ class KernelContext:
         lib.orKernelFail(self._context, message.encode())
 
 
+# The driver keeps the address of a kernel until its queue is done with it,
+# which may be at the exit of the process.
+_immortal = []
+
+
 class Kernel:
     """A kernel whose code is `function(KernelContext)`.
 
     An exception inside fails the kernel, and so reaches the test at the next
     synchronizing call.
     """
-
-    # The driver keeps the address of a kernel until the queue is done with
-    # it, which may be at the exit of the process.
-    _immortal: list["Kernel"] = []
 
     def __init__(self, function, name=None, move=None, destroy=None):
         self._function = function
@@ -181,7 +182,7 @@ class Kernel:
             MOVE(move) if move else MOVE(),
             DESTROY(destroy) if destroy else DESTROY(),
         )
-        self._immortal.append(self)
+        _immortal.append(self)
 
     def _run(self, context, arguments):
         wrapped = KernelContext(context, arguments)

@@ -118,7 +118,9 @@ def library_path() -> Path:
     if override := os.environ.get("OPENREG_DRIVER"):
         return Path(override)
     spec = importlib.util.find_spec("openreg")
-    folders = [Path(f) for f in (spec and spec.submodule_search_locations) or ()]
+    folders = [
+        Path(f) for f in (spec and spec.submodule_search_locations) or ()
+    ]
     installed = (sysconfig.get_path("platlib"), *sys.path)
     folders += [Path(folder) / "openreg" for folder in installed]
     for folder in folders:

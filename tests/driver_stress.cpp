@@ -233,8 +233,10 @@ class Worker {
       Lane& before = *block.lane;
       check(orEventRecord(before.event, before.stream), "orEventRecord");
       check(orStreamWaitEvent(lane.stream, before.event), "orStreamWaitEvent");
-      if (pick(2) == 0) { // must not move the wait
-        check(orEventRecord(before.event, before.stream), "orEventRecord");
+      if (pick(2) == 0) { // elsewhere, which must not move the wait
+        check(
+            orEventRecord(before.event, laneOn(before.device).stream),
+            "orEventRecord");
       }
     }
     block.lane = &lane;

@@ -125,8 +125,13 @@ def test_probing_starts_nothing_and_needs_no_threads():
 
 @pytest.mark.parametrize(
     "start",
-    ["driver.lib.orInit()", "driver.malloc(8)", "driver.Stream()"]
-    + ["driver.Event()", "driver.Stream.default()"],
+    [
+        "driver.lib.orInit()",
+        "driver.malloc(8)",
+        "driver.Stream()",
+        "driver.Event()",
+        "driver.Stream.default()",
+    ],
 )
 def test_first_use_starts_the_current_device_alone(start):
     code = f"""

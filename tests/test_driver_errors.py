@@ -48,7 +48,9 @@ def test_every_error_has_a_name_and_a_sentence():
     names = [driver.lib.orGetErrorName(n).decode() for n in range(15)]
     assert names[0] == "orSuccess"
     assert len(set(names)) == 15
-    assert all(re.fullmatch("or(Success|Error[A-Z][A-Za-z]+)", n) for n in names)
+    assert all(
+        re.fullmatch("or(Success|Error[A-Z][A-Za-z]+)", n) for n in names
+    )
     sentences = [driver.lib.orGetErrorString(n) for n in range(15)]
     assert len(set(sentences)) == 15
     for unknown in (-1, 15, 9999):
@@ -194,6 +196,41 @@ def test_report_by_another_call_restarts_the_stream():
     failure_of(other.synchronize)
     stream.launch(lambda _: ran.append("after"))
     stream.synchronize()
+    assert ran == ["after"]
+
+
+def test_count_leaves_out_what_takes_place_all_the_same():
+    """Also when the stream has not come past it at the report."""
+    stream, blocked = driver.Stream(), driver.Stream()
+    block, event = driver.malloc(8), driver.Event()
+    with held(blocked) as gate:
+        event.record(blocked)
+        fail_and_finish(stream)
+        stream.wait(event)
+        stream.launch(lambda _: None)
+        event.record(stream)
+        stream.launch(lambda _: None)
+        stream.free(block)
+        message = failure_of(driver.Stream().synchronize)
+        gate.release()
+    assert re.search(r"\b2\b", message), message
+
+
+def test_record_behind_a_reported_failure_still_holds_work_back():
+    stream, blocked, ran = driver.Stream(), driver.Stream(), []
+    dependent, event = driver.Stream(), driver.Event()
+    with held(blocked) as gate:
+        event.record(blocked)
+        fail_and_finish(stream)
+        stream.wait(event)
+        stream.launch(lambda _: ran.append("skipped"))
+        event.record(stream)
+        dependent.wait(event)
+        dependent.launch(lambda _: ran.append("would use what was skipped"))
+        failure_of(driver.Stream().synchronize)
+        dependent.launch(lambda _: ran.append("after"))
+        gate.release()
+        driver.synchronize()
     assert ran == ["after"]
 
 

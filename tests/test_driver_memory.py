@@ -124,7 +124,7 @@ def test_freed_block_is_not_taken_for_the_end_of_its_neighbour():
 
 
 @pytest.mark.parametrize("operation", ["write", "read", "fill", "on device"])
-@pytest.mark.parametrize(("offset", "size"), [(0, 101), (90, 11), (100, 1)])
+@pytest.mark.parametrize(("offset", "size"), [(0, 101), (90, 11), (99, 2)])
 def test_overrun_is_refused_and_changes_nothing(operation, offset, size):
     block, other = driver.upload(b"A" * 100), driver.upload(b"B" * 4096)
     host = ctypes.create_string_buffer(b"C" * 4096, 4096)
@@ -145,10 +145,31 @@ def test_overrun_is_refused_and_changes_nothing(operation, offset, size):
     assert host.raw == b"C" * 4096
 
 
+def test_end_of_a_block_holds_nothing():
+    block, host = driver.malloc(512), ctypes.create_string_buffer(8)
+    stream = driver.Stream()
+    driver.copy(block + 512, host, 0)
+    stream.fill(block + 512, 0, 0)
+    for call in (driver.copy, stream.copy):
+        with pytest.raises(driver.DriverError):
+            call(block + 512, host, 1)
+        with pytest.raises(driver.DriverError):
+            call(host, block + 512, 1)
+
+
 def test_pinned_overrun_is_refused():
     block, pinned = driver.malloc(4096), driver.malloc_host(100)
     refused("orErrorOutOfBounds", driver.copy, block, pinned, 101)
     refused("orErrorOutOfBounds", driver.copy, pinned + 50, block, 51)
+    driver.free_host(pinned)
+
+
+def test_memory_behind_a_pinned_block_is_pageable():
+    """Two allocators may put their blocks side by side."""
+    block, pinned = driver.malloc(64), driver.malloc_host(64)
+    assert driver.attributes(pinned + 64).type == driver.UNREGISTERED
+    assert driver.attributes(pinned - 1).type == driver.UNREGISTERED
+    driver.free(block)
     driver.free_host(pinned)
 
 
@@ -241,6 +262,19 @@ def test_free_async_keeps_the_block_until_the_stream_gets_there():
     assert ctypes.string_at(pinned, 4) == b"used"
     assert driver.free_memory() == before
     refused("orErrorInvalidPointer", driver.free, block)
+
+
+def test_free_async_that_is_refused_leaves_the_block_alone():
+    before, stream = driver.free_memory(), driver.Stream()
+    block = driver.upload(b"data")
+    with driver.on_device(1):
+        elsewhere = driver.Stream()
+    refused("orErrorInvalidPointer", elsewhere.free, block)
+    stream.destroy()
+    refused("orErrorInvalidHandle", stream.free, block)
+    assert driver.download(block, 4) == b"data"
+    driver.free(block)
+    assert driver.free_memory() == before
 
 
 def test_pinned_memory_is_ordinary_memory_for_the_host():
