@@ -16,8 +16,8 @@ sphinx := $(python) -m sphinx -W --keep-going -n -b html \
 torch = $(shell sed -n 's/.*"\(torch>=[^"]*\)".*/\1/p' pyproject.toml)
 cpp = $(shell find openreg tests -name '*.cpp' -o -name '*.h')
 # Names too, so that a file that is gone counts as a change.
-sources := $(shell find openreg torch_openreg cmake -name __pycache__ -prune \
-	-o -type f -print | LC_ALL=C sort)
+sources := $(shell find openreg openreg_autoload torch_openreg cmake \
+	-name __pycache__ -prune -o -type f -print | LC_ALL=C sort)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -122,7 +122,7 @@ $(VENV)/.lint: $(VENV)/constraints.txt
 
 $(VENV)/.tools: $(VENV)/constraints.txt
 	@echo 'Installing torch and the build tools (about 2 minutes) ...'
-	@$(pip) '$(torch)' cmake ninja pybind11 scikit-build-core
+	@$(pip) '$(torch)' cmake ninja scikit-build-core
 	@touch $@
 
 $(VENV)/.sources: FORCE | $(python)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("openreg", "torch_openreg")
+PACKAGES = ("openreg", "openreg_autoload", "torch_openreg")
 BUILD_FILES = ("pyproject.toml", "CMakeLists.txt", "cmake/*")
 MARKED = {".cpp", ".h", ".py"}
 

@@ -28,7 +28,6 @@ from importlib import metadata, util
 from pathlib import Path
 
 import marks
-import pybind11
 from filelock import FileLock
 from marks import CHAPTERS, ROOT, MarkError, diff, previous, region, render
 
@@ -45,7 +44,6 @@ DRIVER = [*DRIVER.split(), "-Werror", "-Wno-unused-parameter"]
 CSRC = [
     f'-DOPENREG_TORCH_VERSION="{PUBLIC}"',
     f"-ffile-prefix-map={TORCH.parent}=.",
-    f"-isystem{pybind11.get_include()}",
     f"-isystem{sysconfig.get_paths()['include']}",
     f"-isystem{TORCH}/include",
     f"-isystem{TORCH}/include/torch/csrc/api/include",

@@ -22,6 +22,9 @@ if _owner not in ("privateuseone", "openreg"):
         f"{_owner!r} has taken it; import only one of the two"
     )
 _handshake.check(torch.__version__)
+# The C++ library first. If it cannot be opened, torch stays as it was: a name
+# without a device behind it would break CPU work that asks for accelerators.
+from openreg import _C
 torch.utils.rename_privateuse1_backend("openreg")
 torch._register_device_module("openreg", sys.modules[__name__])
 # [/devices: rename]

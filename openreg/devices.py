@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -58,13 +57,9 @@ def is_available() -> bool:
 
 
 # [devices: lazy]
-_start = threading.Lock()
-_started = False
-
-
 def is_initialized() -> bool:
-    """Whether this process has started the driver."""
-    return _started and not _is_in_bad_fork()
+    """Whether this process has started a device. Never raises."""
+    return _C.is_initialized()
 
 
 def _is_in_bad_fork() -> bool:
@@ -73,12 +68,12 @@ def _is_in_bad_fork() -> bool:
 
 
 def _lazy_init() -> None:
-    """Start the driver, once. PyTorch calls this before it needs a device."""
-    global _started
-    with _start:
-        if not _started or _is_in_bad_fork():
-            _C.init()
-            _started = True
+    """Start the driver, once. PyTorch calls this before it needs a device.
+
+    The driver keeps threads apart. A lock here could be held by another
+    thread at the moment of a fork, and the child would wait for it for ever.
+    """
+    _C.init()
 
 
 def init() -> None:
@@ -178,6 +173,7 @@ def synchronize(device: Device = None) -> None:
     """Wait for all work of a device.
 
     Raises:
+        RuntimeError: there is no such device.
         torch.AcceleratorError: a kernel failed since the last call that waits.
     """
     _C.synchronize(_index(device))

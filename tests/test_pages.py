@@ -13,9 +13,10 @@ from pathlib import Path
 
 import listing
 import marks
-import notebooks
 import pytest
 import stages
+
+import notebooks
 
 ROOT = marks.ROOT
 LAST = marks.CHAPTERS[-1]

@@ -53,8 +53,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   // [guards: default-stream]
   // Every device has its default stream, whose id is 0, and nothing else yet.
   c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(
-        c10::Stream::DEFAULT, device.has_index() ? device : getDevice());
+    return c10::Stream(c10::Stream::DEFAULT, resolve(device));
   }
 
   c10::Stream getDefaultStream(c10::Device device) const override {
@@ -67,9 +66,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   // [/guards: default-stream]
 
   // [guards: synchronize-device]
-  // The index counts, not the current device.
+  // The index counts, not the current device. Without one it is the current.
   void synchronizeDevice(const c10::DeviceIndex index) const override {
-    const c10::DeviceIndex previous = openreg::exchangeDevice(index);
+    const c10::DeviceIndex previous = exchangeDevice(make(index)).index();
     const orError error = orDeviceSynchronize();
     orSetDevice(previous); // keeps the message of `error`
     check(error);
@@ -79,9 +78,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   // [guards: capability]
   // The kernels are the CPU's, and so are the types they can compute with.
   c10::DeviceCapability getDeviceCapability(c10::Device device) const override {
-    orDeviceProp properties;
-    check(orGetDeviceProperties(
-        &properties, device.has_index() ? device.index() : currentDevice()));
+    resolve(device);
     return {};
   }
   // [/guards: capability]
@@ -90,6 +87,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Device make(c10::DeviceIndex index) {
     return {static_type, index};
   }
+
+  // [guards: resolve]
+  // The device that is meant; throws if there is no such device.
+  static c10::Device resolve(c10::Device device) {
+    if (!device.has_index()) {
+      return make(currentDevice());
+    }
+    int started = 0;
+    check(orDeviceGetState(device.index(), &started)); // checks the index
+    return device;
+  }
+  // [/guards: resolve]
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);

@@ -4,7 +4,9 @@
 // a tensor, and would wait for us while we wait for it.
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
 
+#include <exception>
 #include <string>
 
 #include "openreg/csrc/device.h"
@@ -49,18 +51,43 @@ bool isStarted(int device) {
   return started != 0;
 }
 
+// Whether any device has started, whoever started it: Python, C++ or the chip's
+// own API. A fork has started none.
+bool isInitialized() {
+  for (int device = 0; device < openreg::deviceCount(); ++device) {
+    int started = 0;
+    if (orDeviceGetState(device, &started) == orSuccess && started != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool isInBadFork() {
   int started = 0;
   return orDeviceGetState(0, &started) == orErrorForked;
 }
 // [/devices: state]
 
+// [devices: translate]
+// pybind11 alone would make a RuntimeError of every C++ exception, with the C++
+// stack in its message. PyTorch's own translation knows the right class.
+void translate(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error&) {
+    torch::translate_exception_to_python(error);
+  }
+}
+// [/devices: translate]
+
 // [guards: synchronize]
 void synchronize(int device) {
-  const c10::DeviceIndex previous =
-      openreg::exchangeDevice(static_cast<c10::DeviceIndex>(device));
+  const c10::DeviceIndex previous = openreg::currentDevice();
+  // Not as a c10::DeviceIndex: that has 8 bits, and 257 would become 1.
+  openreg::check(orSetDevice(device));
   const orError error = orDeviceSynchronize();
-  openreg::setDevice(previous);
+  orSetDevice(previous); // keeps the message of `error`
   openreg::check(error);
 }
 // [/guards: synchronize]
@@ -69,6 +96,7 @@ void synchronize(int device) {
 
 // [devices: module]
 PYBIND11_MODULE(_C, m) {
+  py::register_local_exception_translator(&translate);
   m.def("device_count", [] {
     int count = 0; // asked directly: here there is somebody to tell
     openreg::check(orGetDeviceCount(&count));
@@ -78,7 +106,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_device", [](int index) { openreg::check(orSetDevice(index)); });
   m.def("init", [] { openreg::check(orInit()); });
   m.def("is_started", &isStarted);
+  m.def("is_initialized", &isInitialized);
   m.def("is_in_bad_fork", &isInBadFork);
+  // For Python code that calls the driver by itself, through ctypes.
+  m.def("check", [](int code) {
+    openreg::check(static_cast<orError>(code));
+  });
   bindProperties(m);
   // [guards: bind-synchronize]
   m.def("synchronize", &synchronize, py::call_guard<py::gil_scoped_release>());

@@ -81,10 +81,7 @@ orError orEventRecord(orEvent_t event, orStream_t stream) {
   Command command;
   command.kind = Command::Kind::Record;
   command.event = state;
-  {
-    const std::lock_guard lock(state->mutex);
-    command.version = ++state->recorded;
-  }
+  command.version = state->next();
   // Outside the lock: an engine takes the stream's lock before the event's.
   const std::uint64_t version = command.version;
   const orError error = found->enqueue(std::move(command));
@@ -100,7 +97,7 @@ orError orEventQuery(orEvent_t event) {
     return orPeekAtLastError();
   }
   const std::lock_guard lock(state->mutex);
-  return state->completed >= state->recorded ? orSuccess : orErrorNotReady;
+  return state->done(state->recorded) ? orSuccess : orErrorNotReady;
 }
 
 orError orEventSynchronize(orEvent_t event) {
@@ -115,14 +112,14 @@ orError orEventSynchronize(orEvent_t event) {
   {
     std::unique_lock lock(state->mutex);
     const std::uint64_t version = state->recorded;
-    for (int i = 0; i < 400 && state->completed < version &&
+    for (int i = 0; i < 400 && !state->done(version) &&
                     (state->flags & orEventBlockingSync) == 0;
          ++i) {
       lock.unlock();
       lock.lock();
     }
     state->happened.wait(
-        lock, [&] { return state->completed >= version || shuttingDown(); });
+        lock, [&] { return state->done(version) || shuttingDown(); });
   }
   return state->device.report();
 }
@@ -149,7 +146,7 @@ orError orEventElapsedTime(
       return fail(
           orErrorInvalidValue, "the %s event was never recorded", which);
     }
-    if (state->completed < state->recorded) {
+    if (!state->done(state->recorded)) {
       return orErrorNotReady;
     }
     times[i] = state->time;

@@ -98,7 +98,11 @@ orError orFreeAsync(void* ptr, orStream_t stream) {
   Command command;
   command.kind = Command::Kind::Free;
   command.dst = ptr;
-  return found->enqueue(std::move(command));
+  const orError error = found->enqueue(std::move(command));
+  if (error != orSuccess) {
+    found->device().heap.restore(ptr); // refused, so still the caller's
+  }
+  return error;
 }
 
 orError orMemGetInfo(size_t* free_bytes, size_t* total_bytes) {

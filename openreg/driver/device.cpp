@@ -53,6 +53,7 @@ void atExit() {
   }
 }
 
+// [devices: start]
 bool startDriver() { // under startMutex
   if (driverStarted) {
     return true;
@@ -86,6 +87,7 @@ Device* start(int index) {
   slot.store(device);
   return device;
 }
+// [/devices: start]
 
 } // namespace
 
@@ -138,6 +140,12 @@ orError Device::report() {
   std::string more;
   for (const auto& failure : failures) {
     const std::lock_guard lock(failure->mutex);
+    failure->reported = true;
+    for (Device* device : startedDevices()) {
+      for (Stream* stream : device->streams()) {
+        failure->horizon.emplace(stream, stream->queued());
+      }
+    }
     for (Stream* stream : failure->streams) {
       failure->skipped += stream->skipQueued(failure);
     }
@@ -200,6 +208,7 @@ int& currentIndex() {
   return current;
 }
 
+// [devices: usable]
 orError usable() {
   if (forked.load(std::memory_order_relaxed)) {
     return fail(
@@ -213,6 +222,7 @@ orError usable() {
   }
   return orSuccess;
 }
+// [/devices: usable]
 
 bool shuttingDown() {
   return exiting.load(std::memory_order_relaxed);

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,8 +22,12 @@ class Stream;
 struct Failure {
   std::string sentence;             // who failed, where, why
   std::atomic<unsigned> skipped{0}; // commands dropped because of it
-  std::mutex mutex;                 // guards `streams`
+  std::mutex mutex;                 // guards the rest; taken before a stream's
   std::vector<Stream*> streams;     // those that skip because of it
+  bool reported = false;
+  // How many commands each stream had queued when it was reported. What then
+  // lay behind the failure is dropped; what came later was sent knowingly.
+  std::map<const Stream*, std::uint64_t> horizon;
 };
 
 class Device {

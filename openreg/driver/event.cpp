@@ -7,6 +7,13 @@
 #include "openreg/driver/stream.h"
 
 namespace openreg::driver {
+namespace {
+
+// How many failed versions an event remembers for waits still queued.
+constexpr std::size_t kFailures = 16;
+
+} // namespace
+
 std::shared_ptr<EventState> resolveEvent(orEvent_t event) {
   if (usable() != orSuccess) {
     return nullptr;
@@ -18,6 +25,26 @@ std::shared_ptr<EventState> resolveEvent(orEvent_t event) {
   return event->state;
 }
 
+std::uint64_t EventState::next() {
+  const std::lock_guard lock(mutex);
+  pending.push_back(++recorded);
+  return recorded;
+}
+
+bool EventState::done(std::uint64_t version) const {
+  return std::find(pending.begin(), pending.end(), version) == pending.end();
+}
+
+std::shared_ptr<Failure> EventState::failureOf(std::uint64_t version) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [failed, failure] : failures) {
+    if (failed == version) {
+      return failure;
+    }
+  }
+  return nullptr;
+}
+
 void EventState::complete(
     std::uint64_t version, std::shared_ptr<Failure> failed) {
   std::vector<Stream*> released;
@@ -26,16 +53,19 @@ void EventState::complete(
     if ((flags & orEventDisableTiming) == 0) {
       time = std::chrono::steady_clock::now();
     }
-    completed = std::max(completed, version);
-    failure = std::move(failed);
-    const auto still = std::partition(
-        waiters.begin(), waiters.end(), [this](const auto& waiter) {
-          return waiter.first > completed;
-        });
-    for (auto waiter = still; waiter != waiters.end(); ++waiter) {
-      released.push_back(waiter->second);
+    std::erase(pending, version);
+    if (failed != nullptr) {
+      failures.emplace_back(version, std::move(failed));
+      if (failures.size() > kFailures) {
+        failures.erase(failures.begin());
+      }
     }
-    waiters.erase(still, waiters.end());
+    std::erase_if(waiters, [&](const auto& waiter) {
+      if (waiter.first == version) {
+        released.push_back(waiter.second);
+      }
+      return waiter.first == version;
+    });
     happened.notify_all();
   }
   for (Stream* stream : released) {
@@ -45,7 +75,7 @@ void EventState::complete(
 
 bool EventState::passed(std::uint64_t version, Stream* stream) {
   const std::lock_guard lock(mutex);
-  if (completed >= version) {
+  if (done(version)) {
     return true;
   }
   waiters.emplace_back(version, stream);

@@ -39,12 +39,21 @@ struct EventState {
 
   std::mutex mutex;
   std::condition_variable happened;
-  std::uint64_t recorded = 0;                 // versions queued
-  std::uint64_t completed = 0;                // versions that have happened
-  std::chrono::steady_clock::time_point time; // of `completed`
-  std::shared_ptr<Failure> failure;           // of what lay before `completed`
+  std::uint64_t recorded = 0; // versions queued so far
+  // Versions that have not happened yet. Two streams may record one event, so
+  // a later version can happen before an earlier one.
+  std::vector<std::uint64_t> pending;
+  std::chrono::steady_clock::time_point time; // of the last one to happen
+  // Versions recorded behind a failure.
+  std::vector<std::pair<std::uint64_t, std::shared_ptr<Failure>>> failures;
   std::vector<std::pair<std::uint64_t, Stream*>> waiters;
 
+  // A new version, to be queued as a record.
+  std::uint64_t next();
+  // Whether the version has happened. Under the lock.
+  bool done(std::uint64_t version) const;
+  // What failed before the version was recorded, or null.
+  std::shared_ptr<Failure> failureOf(std::uint64_t version);
   // The stream has reached a record.
   void complete(std::uint64_t version, std::shared_ptr<Failure> failed);
   // True if the version has happened; else `stream` will be unblocked then.

@@ -44,6 +44,7 @@ class Line {
   std::size_t used_ = 0;
 };
 
+// [devices: on-fault]
 void onFault(int signal, siginfo_t* info, void*) {
   const int device = info->si_code > 0 ? windows().deviceOf(info->si_addr) : -1;
   if (device >= 0) {
@@ -62,6 +63,7 @@ void onFault(int signal, siginfo_t* info, void*) {
     raise(signal);
   }
 }
+// [/devices: on-fault]
 
 } // namespace
 

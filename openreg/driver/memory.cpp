@@ -98,6 +98,12 @@ bool Heap::retire(const void* ptr) {
   return true;
 }
 
+void Heap::restore(const void* ptr) {
+  const std::lock_guard lock(mutex_);
+  blocks_.at(address(ptr)).retired = false;
+  --retired_;
+}
+
 void Heap::release(const void* ptr) {
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(address(ptr));
@@ -131,8 +137,7 @@ Heap::Range Heap::find(const void* ptr) {
     return {};
   }
   --block;
-  // One past the end still belongs: it is where an empty copy may point.
-  const bool inside = address(ptr) - block->first <= block->second.size;
+  const bool inside = address(ptr) - block->first < block->second.size;
   return inside && !block->second.retired
              ? Range{block->first, block->second.size}
              : Range{};
@@ -184,7 +189,7 @@ Heap::Range HostMemory::find(const void* ptr) {
     return {};
   }
   --block;
-  return address(ptr) - block->first <= block->second
+  return address(ptr) - block->first < block->second
              ? Heap::Range{block->first, block->second}
              : Heap::Range{};
 }

@@ -11,6 +11,7 @@
 
 namespace openreg::driver {
 
+// [devices: windows]
 // Two address windows span all devices. The first holds the device pointers
 // and is never accessible, so any host access faults at once. The second, at
 // a constant distance, is backed by memory, and only engines use its
@@ -42,6 +43,7 @@ class Windows {
   std::size_t stride_ = 1;
   int devices_ = 0;
 };
+// [/devices: windows]
 
 Windows& windows();
 
@@ -56,6 +58,8 @@ class Heap {
   void* allocate(std::size_t bytes);
   // Mark an allocation as going: false if `ptr` is not the start of a live one.
   bool retire(const void* ptr);
+  // Take a retirement back: nobody will release the block.
+  void restore(const void* ptr);
   // Give a retired allocation's range back.
   void release(const void* ptr);
 

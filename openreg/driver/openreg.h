@@ -35,6 +35,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------ errors */
 
+// [devices: error-codes]
 /** What a call reports. */
 typedef enum orError {
   /** The call did what it says. */
@@ -68,6 +69,7 @@ typedef enum orError {
   /** The call may not be made from a kernel or a host function. */
   orErrorNotPermitted = 14,
 } orError;
+// [/devices: error-codes]
 
 /** The enumerator's name, such as ``"orErrorOutOfMemory"``. Never null. */
 OR_API const char* orGetErrorName(orError error);
@@ -110,6 +112,7 @@ typedef struct orDeviceProp {
   int minor;
 } orDeviceProp;
 
+// [devices: device-functions]
 /**
  * How many devices there are; 0 is a valid answer and not an error.
  *
@@ -144,6 +147,7 @@ OR_API orError orDeviceSynchronize(void);
  * included. Memory and streams stay.
  */
 OR_API orError orDeviceReset(void);
+// [/devices: device-functions]
 
 /* ------------------------------------------------------------------ memory */
 

@@ -76,6 +76,9 @@ orError Stream::enqueue(Command&& command, void* args, std::size_t bytes) {
   }
   // Sequentially consistent, as the engine's half in goIdle(): either we see
   // that it went idle, or it sees this command.
+  if (kind != Engine::Control) {
+    queuedWork_.fetch_add(1, std::memory_order_relaxed);
+  }
   queued_.fetch_add(1);
   lock.unlock();
   State idle = State::Idle;
@@ -196,13 +199,17 @@ void Stream::unblock() {
   }
 }
 
+// Whether the next kernel or copy is dropped. Only the engine that holds the
+// stream makes it fail, so a stream that has not failed needs no lock.
 bool Stream::mustSkip(std::uint64_t sequence) {
-  if (!mayFail_.load(std::memory_order_acquire)) {
+  if (!mayFail_.load(std::memory_order_relaxed)) {
+    startedWork_.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
   const std::lock_guard lock(mutex_);
+  startedWork_.fetch_add(1, std::memory_order_relaxed);
   if (sequence <= skipUntil_) {
-    return true;
+    return true; // counted when the failure was reported
   }
   if (failure_ != nullptr) {
     failure_->skipped.fetch_add(1);
@@ -212,18 +219,19 @@ bool Stream::mustSkip(std::uint64_t sequence) {
   return false;
 }
 
-// Work behind a failure would compute with what the failed kernel left.
+// Work behind a failure would compute with what the failed kernel left. One
+// that was reported meanwhile drops what was queued here at that time.
 void Stream::adopt(const std::shared_ptr<Failure>& failure) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_ != nullptr) {
-      return;
-    }
+  const std::lock_guard failureLock(failure->mutex);
+  const std::lock_guard lock(mutex_);
+  mayFail_.store(true, std::memory_order_relaxed);
+  if (failure->reported) {
+    skipUntil_ = std::max(skipUntil_, failure->horizon[this]);
+    reported_ = failure;
+  } else if (failure_ == nullptr) {
     failure_ = failure;
-    mayFail_.store(true, std::memory_order_release);
+    failure->streams.push_back(this);
   }
-  const std::lock_guard lock(failure->mutex);
-  failure->streams.push_back(this);
 }
 
 unsigned Stream::skipQueued(const std::shared_ptr<Failure>& failure) {
@@ -231,34 +239,32 @@ unsigned Stream::skipQueued(const std::shared_ptr<Failure>& failure) {
   if (failure_ != failure) {
     return 0;
   }
+  reported_ = std::move(failure_);
   failure_ = nullptr;
   skipUntil_ = queued_.load();
-  const std::uint64_t done = done_.load();
-  const std::uint64_t running = done + (state_.load() == State::Running);
-  return skipUntil_ > running ? static_cast<unsigned>(skipUntil_ - running) : 0;
+  return static_cast<unsigned>(queuedWork_.load() - startedWork_.load());
+}
+
+// The failure because of which the command does not count, or null.
+std::shared_ptr<Failure> Stream::failureAt(std::uint64_t sequence) {
+  if (!mayFail_.load(std::memory_order_relaxed)) {
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex_);
+  return sequence <= skipUntil_ ? reported_ : failure_;
 }
 
 void Stream::execute(Command& command, std::uint64_t sequence) {
   using Kind = Command::Kind;
   switch (command.kind) {
-    case Kind::Record: {
-      std::shared_ptr<Failure> failure;
-      {
-        const std::lock_guard lock(mutex_);
-        failure = failure_;
-      }
-      command.event->complete(command.version, std::move(failure));
+    case Kind::Record:
+      command.event->complete(command.version, failureAt(sequence));
       return;
-    }
-    case Kind::Wait: {
-      std::unique_lock lock(command.event->mutex);
-      const std::shared_ptr<Failure> failure = command.event->failure;
-      lock.unlock();
-      if (failure != nullptr) {
+    case Kind::Wait:
+      if (const auto failure = command.event->failureOf(command.version)) {
         adopt(failure);
       }
       return;
-    }
     case Kind::Free:
       device_.heap.release(command.dst);
       return;

@@ -56,6 +56,11 @@ class Stream {
   // Wait for all that is queued now, or for the process to exit.
   void wait();
 
+  // How many commands were ever queued.
+  std::uint64_t queued() const {
+    return queued_.load();
+  }
+
   bool destroy(); // false if it was destroyed before
 
   // An engine of kind `kind` runs commands until the stream is empty, waits
@@ -80,6 +85,7 @@ class Stream {
   void executeKernel(Command& command);
   bool mustSkip(std::uint64_t sequence);
   void adopt(const std::shared_ptr<Failure>& failure);
+  std::shared_ptr<Failure> failureAt(std::uint64_t sequence);
 
   Device& device_;
   const std::uint64_t id_;
@@ -103,9 +109,14 @@ class Stream {
   std::atomic<std::uint64_t> wakeAt_{kNever};
   std::mutex mutex_; // for `drained_` and the two below
   std::condition_variable drained_;
-  std::shared_ptr<Failure> failure_; // since when nothing here runs
-  std::uint64_t skipUntil_ = 0;      // commands up to this one do not run
-  std::atomic<bool> mayFail_{false}; // false: the two above need no look
+  std::shared_ptr<Failure> failure_;  // since when nothing here runs
+  std::uint64_t skipUntil_ = 0;       // commands up to this one do not run
+  std::shared_ptr<Failure> reported_; // because of which
+  std::atomic<bool> mayFail_{false};  // false: the two above need no look
+  // Kernels and copies only, which a failure drops; records, waits and frees
+  // take place all the same.
+  std::atomic<std::uint64_t> queuedWork_{0};
+  std::atomic<std::uint64_t> startedWork_{0};
 };
 
 // The stream behind a handle, null meaning the current device's default one.
