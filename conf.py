@@ -29,6 +29,9 @@ source_suffix = {".md": "myst-nb"}
 include_patterns = ["index.md", "docs/**", "chapters/**"]
 exclude_patterns = ["docs/_ext", "docs/_static", "**/README.md"]
 nitpicky = True
+nitpick_ignore = [("py:class", "Device")]  # the alias in openreg/devices.py
+for name in ("size_t", "ptrdiff_t", "int64_t", "uint32_t", "uint64_t"):
+    nitpick_ignore.append(("c:identifier", name))
 numfig = True
 numfig_format = {"code-block": "Listing %s"}
 

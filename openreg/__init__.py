@@ -31,7 +31,7 @@ torch._register_device_module("openreg", sys.modules[__name__])
 
 # [devices: load]
 try:
-    from openreg.devices import (  # opens the C++ library
+    from openreg.devices import (
         _is_in_bad_fork,
         _lazy_init,
         current_device,

@@ -241,6 +241,20 @@ def test_elapsed_time_covers_the_work_between_the_records():
     assert start.elapsed(start) == 0
 
 
+def test_elapsed_time_is_that_of_the_last_record():
+    """Also when an earlier one happens later, on another stream."""
+    first, idle = driver.Stream(), driver.Stream()
+    start, event = recorded(idle), driver.Event()
+    with held(first) as gate:
+        event.record(first)
+        event.record(idle)
+        event.synchronize()
+        elapsed = start.elapsed(event)
+        gate.release()
+        first.synchronize()
+    assert start.elapsed(event) == elapsed
+
+
 def test_elapsed_time_needs_two_time_stamps():
     stream, never = driver.Stream(), driver.Event()
     untimed = driver.Event(driver.DISABLE_TIMING)

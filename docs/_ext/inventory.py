@@ -10,6 +10,7 @@ from pathlib import Path
 HEAD = "# Sphinx inventory version 2\n# Project: PyTorch\n# Version: 2.13\n"
 HEAD += "# The remainder of this file is compressed using zlib.\n"
 PAGES = {
+    "torch.AcceleratorError": ("py:exception", "torch.html"),
     "torch.device": ("py:class", "tensor_attributes.html"),
     "torch.dtype": ("py:class", "tensor_attributes.html"),
     "torch.Tensor": ("py:class", "tensors.html"),
@@ -23,6 +24,7 @@ OWN_PAGE = {
         "torch.accelerator.is_available",
         "torch.accelerator.set_device_index",
         "torch.accelerator.synchronize",
+        "torch.cuda.set_device",
         "torch.empty",
         "torch.empty_strided",
         "torch.load",

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import marks
 import stages
 from docutils import nodes
+from docutils.parsers.rst import directives
 from probes import PROBES
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -23,8 +25,8 @@ SETTINGS = {
     "TORCHINDUCTOR_CACHE_DIR": str(STORE.parent / "inductor"),
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
-# What climb.py's letters look like; the class gives the colour.
-SIGNS = {"w": "[✓]{.works}", "b": "[↩]{.falls-back}", "f": "[·]{.fails}"}
+# What climb.py's letters mean: a sign, and a class for the colour.
+VERDICTS = {"w": ("✓", "works"), "b": ("↩", "falls-back"), "f": ("·", "fails")}
 
 
 def climb(app) -> None:
@@ -55,7 +57,7 @@ def measure(chapter: str) -> str:
 
 
 def columns() -> dict[str, str]:
-    """Verdicts by column: each written chapter, and the whole package."""
+    """Verdicts at each written chapter and of the whole package."""
     found = {
         name: row[1] for name, row in json.loads(STORE.read_text()).items()
     }
@@ -64,26 +66,47 @@ def columns() -> dict[str, str]:
 
 
 class Ladder(SphinxDirective):
-    """One row a probe, one column a chapter."""
+    option_spec: ClassVar = {"picture": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         self.env.note_dependency(str(STORE))
-        found = json.loads(STORE.read_text())
-        rungs = [
-            found[name][1] for name in (*marks.written(), marks.CHAPTERS[-1])
-        ]
-        pages = [
-            f"/chapters/{marks.PAGES[name].stem}" for name in marks.written()
-        ]
-        heads = [f"{{doc}}`{page[13:]} <{page}>`" for page in pages]
-        rows = [["", *heads, "whole package"], ["---", *[":-:"] * len(rungs)]]
-        verdicts = zip(*rungs, strict=True)
-        for part, tried in PROBES.items():
-            rows.append([f"**{part}**", *[""] * len(rungs)])
-            for name in tried:
-                rows.append([name, *map(SIGNS.get, next(verdicts))])
-        lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-        return self.parse_text_to_nodes(f"::::{{div}} ladder\n\n{lines}\n::::")
+        if "picture" in self.options:
+            return [nodes.raw("", picture(), format="html")]
+        return self.parse_text_to_nodes(table())
+
+
+def table() -> str:
+    """One row a probe, one column a chapter, in Markdown."""
+    rungs = columns()
+    pages = [f"/chapters/{marks.PAGES[name].stem}" for name in marks.written()]
+    heads = [f"{{doc}}`{page[13:]} <{page}>`" for page in pages]
+    rows = [["", *heads, "whole package"], ["---", *[":-:"] * len(rungs)]]
+    verdicts = zip(*rungs.values(), strict=True)
+    for part, tried in PROBES.items():
+        rows.append([f"**{part}**", *[""] * len(rungs)])
+        for name in tried:
+            signs = [VERDICTS[letter] for letter in next(verdicts)]
+            rows.append(
+                [name, *(f"[{sign}]{{.{word}}}" for sign, word in signs)]
+            )
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"::::{{div}} ladder\n\n{lines}\n::::"
+
+
+def picture() -> str:
+    """One line a chapter, one square a probe, as SVG."""
+    out, y, names = "", 0, [name for part in PROBES.values() for name in part]
+    for chapter, letters in columns().items():
+        out += f'<text x="0" y="{y + 10}">{chapter}</text>'
+        for x, (letter, name) in enumerate(zip(letters, names, strict=True)):
+            word = VERDICTS[letter][1]
+            out += f'<rect class="{word}" x="{90 + 9 * x}" y="{y + 2}">'
+            out += f"<title>{name}: {word}</title></rect>"
+        y += 16
+    size = f'viewBox="0 0 {90 + 9 * len(names)} {y}"'
+    label = "Which programs run at the end of each chapter"
+    svg = f'<svg {size} role="img" aria-label="{label}">{out}</svg>'
+    return f'<div class="ladder-picture">{svg}</div>'
 
 
 def setup(app):

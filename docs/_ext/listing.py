@@ -80,6 +80,7 @@ class Listing(SphinxDirective):
         except ValueError as error:
             raise self.error(f"listing: {error}") from error
         block = nodes.literal_block(cut.text, cut.text, language=cut.language)
+        block["force"] = True  # a lexer that knows less than g++ is no error
         block["highlight_args"] = {"hl_lines": lines}
         caption = nodes.caption("", "", self.link(source, at))
         if cut.scope:
@@ -88,7 +89,9 @@ class Listing(SphinxDirective):
         node["classes"].append("literal-block-wrapper")
         for part in (block, caption, node):
             self.set_source_info(part)
-        self.options["name"] = cut.name
+        taken = {} if "name" in self.options else self.state.document.nameids
+        again = f"-{Path(source).stem}" if cut.name in taken else ""
+        self.options["name"] = cut.name + again
         self.add_name(node)
         return [node]
 
@@ -152,7 +155,7 @@ class Folded(SphinxDirective):
         out, parts = "", {"changes": changes, "files": files}[self.name]
         for title, lexer, text, name in parts(chapter_of(self.env.docname)):
             option = f":name: {name}\n" if name else ""
-            code = f"``````{lexer}\n{text}``````"
+            code = f"``````{{code-block}} {lexer}\n:force:\n\n{text}``````"
             block = f":::::::{{dropdown}} {title}\n{option}\n{code}\n:::::::"
             out += f"{block if text else title}\n\n"
         return self.parse_text_to_nodes(out)

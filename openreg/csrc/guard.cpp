@@ -7,11 +7,10 @@
 namespace openreg {
 namespace {
 
-// [guards: class]
+// [guards: device]
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = c10::kPrivateUse1;
 
-  // [guards: device]
   c10::DeviceType type() const override {
     return static_type;
   }
@@ -32,7 +31,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       openreg::setDevice(device.index());
     }
   }
-  // [/guards: device]
+// [/guards: device]
 
   // [guards: no-throw]
   // A guard's destructor restores the device with this one, perhaps while an
@@ -101,8 +100,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   // [/guards: resolve]
 };
 
+// [guards: register]
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
-// [/guards: class]
+// [/guards: register]
 
 } // namespace
 } // namespace openreg

@@ -11,9 +11,8 @@
 namespace openreg {
 namespace {
 
-// [hooks: class]
+// [hooks: probes]
 struct Hooks final : at::PrivateUse1HooksInterface {
-  // [hooks: probes]
   bool isBuilt() const override {
     return true;
   }
@@ -26,7 +25,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override {
     return openreg::deviceCount();
   }
-  // [/hooks: probes]
+// [/hooks: probes]
 
   // [hooks: start]
   void init() const override {
@@ -91,7 +90,6 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   // [/ops: resize-hook]
 };
-// [/hooks: class]
 
 // [hooks: register]
 // PyTorch keeps the pointer for the life of the process and asks it from

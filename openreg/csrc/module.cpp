@@ -85,7 +85,9 @@ void translate(std::exception_ptr error) {
 void synchronize(int device) {
   const c10::DeviceIndex previous = openreg::currentDevice();
   // Not as a c10::DeviceIndex: that has 8 bits, and 257 would become 1.
-  openreg::check(orSetDevice(device));
+  if (device >= 0) { // as in torch.cuda, a negative index changes nothing
+    openreg::check(orSetDevice(device));
+  }
   const orError error = orDeviceSynchronize();
   orSetDevice(previous); // keeps the message of `error`
   openreg::check(error);
@@ -109,9 +111,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_initialized", &isInitialized);
   m.def("is_in_bad_fork", &isInBadFork);
   // For Python code that calls the driver by itself, through ctypes.
-  m.def("check", [](int code) {
-    openreg::check(static_cast<orError>(code));
-  });
+  m.def("check", [](int code) { openreg::check(static_cast<orError>(code)); });
   bindProperties(m);
   // [guards: bind-synchronize]
   m.def("synchronize", &synchronize, py::call_guard<py::gil_scoped_release>());

@@ -149,6 +149,9 @@ orError orMemsetAsync(void* ptr, int value, size_t bytes, orStream_t stream) {
   if (found == nullptr) {
     return orPeekAtLastError();
   }
+  if (bytes == 0) {
+    return orSuccess; // wherever the pointer points
+  }
   End end;
   if (const orError error = look("destination", ptr, bytes, end);
       error != orSuccess) {

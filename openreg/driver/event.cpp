@@ -50,7 +50,7 @@ void EventState::complete(
   std::vector<Stream*> released;
   {
     const std::lock_guard lock(mutex);
-    if ((flags & orEventDisableTiming) == 0) {
+    if ((flags & orEventDisableTiming) == 0 && version == recorded) {
       time = std::chrono::steady_clock::now();
     }
     std::erase(pending, version);

@@ -3,7 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/real.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
@@ -22,8 +22,13 @@ bool sameBits(const at::Tensor& a, const at::Tensor& b) {
 // [ops: plain]
 // Whether one run of bytes holds the elements of both, in the same order.
 bool plain(const at::Tensor& dst, const at::Tensor& src) {
-  return sameBits(dst, src) && dst.strides() == src.strides() &&
-         dst.is_non_overlapping_and_dense();
+  if (!sameBits(dst, src)) {
+    return false;
+  }
+  // Contiguous tensors may still differ in the stride of a dimension of 1.
+  return dst.is_contiguous() ? src.is_contiguous()
+                             : dst.strides() == src.strides() &&
+                                   dst.is_non_overlapping_and_dense();
 }
 
 void copyBytes(const at::Tensor& dst, const at::Tensor& src) {
@@ -49,42 +54,39 @@ void copyWithin(const at::Tensor& dst, const at::Tensor& src) {
 }
 // [/ops: within]
 
-// The default streams of two devices, one after the other.
-class StreamOrder {
- public:
-  // What is queued on `later` from now on runs after what `earlier` has queued.
-  static void after(c10::Device later, c10::Device earlier) {
-    orEvent_t event = nullptr;
-    {
-      const c10::DeviceGuard guard(earlier);
-      check(orEventCreateWithFlags(&event, orEventDisableTiming));
-      check(orEventRecord(event, nullptr));
-    }
-    const c10::DeviceGuard guard(later);
-    const orError waited = orStreamWaitEvent(nullptr, event);
-    orEventDestroy(event);
-    check(waited);
-  }
-};
+// [ops: order]
+// What is queued on `later` from now on runs after what `earlier` has queued:
+// an event is recorded on the one device's stream, the other's waits for it.
+void runAfter(c10::Device later, c10::Device earlier) {
+  c10::DeviceGuard guard(earlier);
+  orEvent_t event = nullptr;
+  check(orEventCreateWithFlags(&event, orEventDisableTiming));
+  check(orEventRecord(event, nullptr));
+  guard.set_index(later.index());
+  const orError waited = orStreamWaitEvent(nullptr, event);
+  orEventDestroy(event); // what is queued already still takes place
+  check(waited);
+}
+// [/ops: order]
 
 // [ops: between]
 // Between two devices, on the source's stream: the source is packed there, and
 // the destination's stream waits for the bytes.
 void copyBetween(const at::Tensor& dst, const at::Tensor& src) {
-  StreamOrder::after(src.device(), dst.device()); // dst may still be in use
+  runAfter(src.device(), dst.device()); // dst may still be in use
   const c10::DeviceGuard guard(src.device());
   if (plain(dst, src)) {
     copyBytes(dst, src);
-    StreamOrder::after(dst.device(), src.device());
+    runAfter(dst.device(), src.device());
     return;
   }
   const at::Tensor packed =
       at::empty(src.sizes(), src.options().dtype(dst.dtype()));
   copyWithin(packed, src);
   const at::Tensor arrived = at::empty(dst.sizes(), dst.options());
-  StreamOrder::after(src.device(), dst.device());
+  runAfter(src.device(), dst.device());
   copyBytes(arrived, packed);
-  StreamOrder::after(dst.device(), src.device());
+  runAfter(dst.device(), src.device());
   const c10::DeviceGuard there(dst.device());
   copyWithin(dst, arrived);
 }
@@ -143,38 +145,47 @@ void copyToDevice(const at::Tensor& dst, const at::Tensor& src, bool async) {
 }
 // [/ops: to-device]
 
+// [ops: source-for]
+// The elements to copy, one for each element of `dst`: `copy_` broadcasts, and
+// leaves that to us. The warning of complex to real belongs to the caller's
+// thread too; on an engine nobody could catch it.
+at::Tensor sourceFor(const at::Tensor& dst, const at::Tensor& src) {
+  at::Tensor result = src;
+  if (src.is_complex() && !dst.is_complex() && dst.dtype() != at::kBool) {
+    TORCH_WARN_ONCE(
+        "Casting complex values to real discards the imaginary part");
+    result = at::real(src);
+  }
+  return dst.sizes() == src.sizes() ? result : result.expand(dst.sizes());
+}
+// [/ops: source-for]
+
 // [ops: copy-from]
 at::Tensor copyFrom(
     const at::Tensor& self, const at::Tensor& dst, bool nonBlocking) {
-  TORCH_CHECK(
-      self.sizes() == dst.sizes(),
-      "cannot copy a tensor of shape ",
-      self.sizes(),
-      " into one of shape ",
-      dst.sizes(),
-      "; expand it first");
-  if (dst.is_same(self) || dst.numel() == 0) {
+  const at::Tensor src = sourceFor(dst, self);
+  if (dst.is_same(src) || dst.numel() == 0) {
     return dst;
   }
   // The CPU refuses these before it writes; a queued kernel would be too late.
   at::assert_no_internal_overlap(dst);
-  if (dst.device() == self.device()) {
-    at::assert_no_partial_overlap(dst, self);
+  if (dst.device() == src.device()) {
+    at::assert_no_partial_overlap(dst, src);
     const c10::DeviceGuard guard(dst.device());
-    copyWithin(dst, self);
-  } else if (self.is_cpu()) {
-    copyToDevice(dst, self, nonBlocking);
+    copyWithin(dst, src);
+  } else if (src.is_cpu()) {
+    copyToDevice(dst, src, nonBlocking);
   } else if (dst.is_cpu()) {
-    copyToHost(dst, self, nonBlocking);
+    copyToHost(dst, src, nonBlocking);
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        self.device().type() == dst.device().type(),
+        src.device().type() == dst.device().type(),
         "cannot copy from ",
-        self.device(),
+        src.device(),
         " to ",
         dst.device(),
         "; go through the CPU");
-    copyBetween(dst, self);
+    copyBetween(dst, src);
   }
   return dst;
 }

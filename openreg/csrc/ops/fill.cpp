@@ -13,8 +13,9 @@ namespace {
 constexpr char kFillName[] = "fill_";
 
 // [ops: fill]
+// As on the CPU, a number may fill an expanded tensor, whose elements share
+// memory; a tensor may not, since that is a copy.
 at::Tensor& fillScalar(at::Tensor& self, const at::Scalar& value) {
-  at::assert_no_internal_overlap(self);
   if (self.numel() > 0) {
     const c10::DeviceGuard guard(self.device());
     launch<kFillName>([to = deviceView(self), value] { to.fill_(value); });
@@ -29,7 +30,7 @@ at::Tensor& fillTensor(at::Tensor& self, const at::Tensor& value) {
       value.dim());
   at::assert_no_internal_overlap(self);
   if (value.device() != self.device()) {
-    return fillScalar(self, value.item());
+    return self.fill_(value.item()); // either of the two may be the CPU's
   }
   if (self.numel() > 0) {
     const c10::DeviceGuard guard(self.device());
@@ -42,6 +43,9 @@ at::Tensor& fillTensor(at::Tensor& self, const at::Tensor& value) {
 
 // [ops: zero]
 at::Tensor& zero(at::Tensor& self) {
+  if (self.numel() == 0) {
+    return self;
+  }
   if (!self.is_non_overlapping_and_dense()) {
     return fillScalar(self, 0);
   }

@@ -16,6 +16,7 @@ namespace {
 //|   for (const char* name :
 //|        {"abs.out",
 //|         "bitwise_and.Tensor_out",
+//|         "cat.out",
 //|         "ceil.out",
 //|         "div.out",
 //|         "eq.Tensor_out",
