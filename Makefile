@@ -25,6 +25,7 @@ sources := $(shell find openreg openreg_autoload torch_openreg cmake \
 .PHONY: prerequisites FORCE
 
 help:
+	@echo 'make install    make .venv, build the backend and install it there'
 	@echo 'make guide      build everything, run every page, write _build/html'
 	@echo 'make serve      serve the guide on this machine, PORT=$(PORT)'
 	@echo 'make test       everything that must hold'
@@ -66,7 +67,7 @@ lint: $(VENV)/.lint
 
 # The memory of the device and the sanitizers' shadow both need fixed places:
 # setarch -R keeps the kernel from moving them where it is allowed to.
-sanitize: $(VENV)/.tools
+sanitize: $(VENV)/.tools | prerequisites
 	@for kind in thread address,undefined; do \
 	  echo "Running the driver under -fsanitize=$$kind ..."; \
 	  $(bin)/cmake -G Ninja -S . -B _build/sanitize/$$kind \

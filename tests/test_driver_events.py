@@ -102,6 +102,25 @@ def test_later_record_does_not_release_an_earlier_wait():
     assert log == ["first", "second"]
 
 
+def test_later_record_does_not_release_a_wait_not_reached_yet():
+    first, idle, log = driver.Stream(), driver.Stream(), []
+    with driver.on_device(1):
+        second = driver.Stream()
+    with held(first) as gate, held(second) as before_the_wait:
+        first.launch(lambda _: log.append("first"))
+        event = recorded(first)
+        second.wait(event)
+        second.launch(lambda _: log.append("second"))
+        event.record(idle)
+        event.synchronize()
+        before_the_wait.release()
+        let_ready_work_run(1)
+        assert not log
+        gate.release()
+        second.synchronize()
+    assert log == ["first", "second"]
+
+
 def test_later_record_does_not_prolong_an_earlier_wait():
     """Neither for a wait already queued nor for one that is blocked."""
     first, second = driver.Stream(), driver.Stream()

@@ -8,9 +8,10 @@ import threading
 import warnings
 from pathlib import Path
 
-import openreg
 import pytest
 import torch
+
+import openreg
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
@@ -501,7 +502,7 @@ def test_copies_between_devices_keep_both_orders():
 def test_a_failed_kernel_is_reported_once_by_its_name():
     there = torch._neg_view(torch.ones(2, dtype=torch.uint16).to("openreg"))
     there.clone()
-    with pytest.raises(torch.AcceleratorError, match="'copy'.*neg_cpu"):
+    with pytest.raises(torch.AcceleratorError, match=r"'copy'.*neg_cpu"):
         torch.accelerator.synchronize()
     torch.accelerator.synchronize()
     assert torch.ones(2, device="openreg").tolist() == [1, 1]

@@ -43,7 +43,7 @@ struct EventState {
   // Versions that have not happened yet. Two streams may record one event, so
   // a later version can happen before an earlier one.
   std::vector<std::uint64_t> pending;
-  std::chrono::steady_clock::time_point time; // of the last one to happen
+  std::chrono::steady_clock::time_point time; // of the last record
   // Versions recorded behind a failure.
   std::vector<std::pair<std::uint64_t, std::shared_ptr<Failure>>> failures;
   std::vector<std::pair<std::uint64_t, Stream*>> waiters;
