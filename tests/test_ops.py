@@ -395,7 +395,7 @@ def test_type_names():
 # ------------------------------------------------------------- stream order
 
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-driver = ctypes.CDLL(str(Path(openreg.__file__).with_name("libopenreg.so")))
+driver = ctypes.CDLL(str(Path(openreg._C.__file__).with_name("libopenreg.so")))
 driver.orLaunchHostFunc.argtypes = [
     ctypes.c_void_p,
     HOST_FUNCTION,

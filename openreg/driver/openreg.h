@@ -191,7 +191,10 @@ OR_API orError orMalloc(void** ptr, size_t bytes);
  */
 OR_API orError orFree(void* ptr);
 
+/** A queue of work on one device, made by orStreamCreate(). */
 typedef struct orStream* orStream_t;
+
+/** A point in a stream that others can wait for, made by orEventCreate(). */
 typedef struct orEvent* orEvent_t;
 
 /**
