@@ -345,6 +345,7 @@ def test_a_foreign_pointer_is_on_the_device_that_owns_it(driver):
         driver.orFree(address)
     host = torch.empty(1).pin_memory()
     assert not accepted(host.data_ptr(), 0)
+    assert not accepted(host.data_ptr(), -1)
 
 
 # ------------------------------------------------------------ registration
