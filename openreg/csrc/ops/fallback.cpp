@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "openreg/csrc/module.h"
+#include "openreg/csrc/ops/fallback.h"
 
 namespace openreg {
 namespace {
@@ -57,11 +58,7 @@ void note(const std::string& name) {
       name,
       " has no kernel for openreg, and OPENREG_FALLBACK=error forbids running "
       "it on the CPU");
-  bool first = false;
-  {
-    const std::lock_guard lock(ledger().mutex);
-    first = ledger().calls[name]++ == 0;
-  }
+  const bool first = countFallback(name);
   if (first && mode() == Mode::Warn) {
     TORCH_WARN(
         name,
@@ -120,6 +117,11 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 } // namespace
+
+bool countFallback(const std::string& name) {
+  const std::lock_guard lock(ledger().mutex);
+  return ledger().calls[name]++ == 0;
+}
 
 void bindFallback(pybind11::module_& m) {
   m.def("fallbacks", [] {

@@ -1,36 +1,43 @@
 // Chapter: ops
-// The operators Python's tensor formatter runs, sent to the CPU one by one. The
-// general fallback takes their place, and this file is empty from then on.
+// The operators Python's tensor formatter runs, sent to the CPU one by one as
+// long as the device has no kernels for them.
 #include <ATen/native/CPUFallback.h>
 #include <torch/library.h>
+
+// [fallback: include-ledger]
+#include "openreg/csrc/ops/fallback.h"
+// [/fallback: include-ledger]
 
 namespace openreg {
 namespace {
 
-// [ops: printing until fallback]
-//| void onHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-//|   at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
-//| }
-//|
-//| TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-//|   for (const char* name :
-//|        {"abs.out",
-//|         "bitwise_and.Tensor_out",
-//|         "cat.out",
-//|         "ceil.out",
-//|         "div.out",
-//|         "eq.Tensor_out",
-//|         "gt.Scalar_out",
-//|         "lt.Scalar_out",
-//|         "masked_select",
-//|         "max",
-//|         "min",
-//|         "mul.out",
-//|         "ne.Scalar_out",
-//|         "ne.Tensor_out"}) {
-//|     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&onHost>());
-//|   }
-//| }
+// [ops: printing]
+void onHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // [fallback: count-printing]
+  countFallback(toString(op.operator_name())); // asked for, so no warning
+  // [/fallback: count-printing]
+  at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (const char* name :
+       {"abs.out",
+        "bitwise_and.Tensor_out",
+        "cat.out",
+        "ceil.out",
+        "div.out",
+        "eq.Tensor_out",
+        "gt.Scalar_out",
+        "lt.Scalar_out",
+        "masked_select",
+        "max",
+        "min",
+        "mul.out",
+        "ne.Scalar_out",
+        "ne.Tensor_out"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&onHost>());
+  }
+}
 // [/ops: printing]
 
 } // namespace
