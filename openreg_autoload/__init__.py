@@ -27,4 +27,6 @@ def load() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
 # [/autoload: load]

@@ -31,9 +31,9 @@ def run(code, **environment):
 
 @pytest.fixture(autouse=True)
 def device_zero():
-    torch._C._accelerator_setDeviceIndex(0)
+    openreg.set_device(0)
     yield
-    torch._C._accelerator_setDeviceIndex(0)
+    openreg.set_device(0)
 
 
 @pytest.fixture

@@ -66,7 +66,9 @@ def device_zero():
 @pytest.fixture(scope="module")
 def driver():
     """The driver, as a library beside PyTorch calls it."""
-    return ctypes.CDLL(str(Path(openreg.__file__).with_name("libopenreg.so")))
+    return ctypes.CDLL(
+        str(Path(openreg._C.__file__).with_name("libopenreg.so"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +281,7 @@ def test_pinned_memory_is_given_back():
         ]
 
     library = ctypes.CDLL(
-        str(Path(openreg.__file__).with_name("libopenreg.so"))
+        str(Path(openreg._C.__file__).with_name("libopenreg.so"))
     )
 
     def kind(address):

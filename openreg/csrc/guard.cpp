@@ -31,7 +31,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       openreg::setDevice(device.index());
     }
   }
-// [/guards: device]
+  // [/guards: device]
 
   // [guards: no-throw]
   // A guard's destructor restores the device with this one, perhaps while an
