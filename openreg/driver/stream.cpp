@@ -138,9 +138,10 @@ bool Stream::goIdle() {
     }
   }
   state_.store(State::Idle);
+  // From here on another engine may hold the stream, so nothing that only its
+  // holder uses is touched unless this one gets it back.
   State idle = State::Idle;
-  known_ = queued_.load();
-  return known_ == done ||
+  return queued_.load() == done ||
          !state_.compare_exchange_strong(idle, State::Running);
 }
 
@@ -152,10 +153,11 @@ bool Stream::handOver(Engine kind) {
   }
   // Read the producer's counter only when what it last said is done: each
   // look takes the cache line away from a host thread that is launching.
-  const std::uint64_t done = done_.load(std::memory_order_relaxed);
-  if (known_ == done) {
+  // A loop, because what made goIdle() take the stream back may have been run
+  // by another engine in between.
+  while (known_ == done_.load(std::memory_order_relaxed)) {
     known_ = queued_.load(std::memory_order_acquire);
-    if (known_ == done && goIdle()) {
+    if (known_ == done_.load(std::memory_order_relaxed) && goIdle()) {
       return true;
     }
   }
