@@ -25,6 +25,7 @@ _handshake.check(torch.__version__)
 # The C++ library first. If it cannot be opened, torch stays as it was: a name
 # without a device behind it would break CPU work that asks for accelerators.
 from openreg import _C
+
 torch.utils.rename_privateuse1_backend("openreg")
 torch._register_device_module("openreg", sys.modules[__name__])
 # [/devices: rename]
@@ -52,6 +53,7 @@ except BaseException:
 # [/devices: load]
 # [guards: exports]
 from openreg.devices import synchronize
+
 # [/guards: exports]
 # [fallback: exports]
 from openreg.fallback import fallback_count, fallbacks

@@ -37,4 +37,6 @@ def check(running: str) -> None:
             f"releases. Install torch {release(built_for)}, or build openreg "
             f"again with 'pip install --no-build-isolation .'"
         )
+
+
 # [/devices: handshake]

@@ -25,7 +25,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex deviceCount() const override {
     return openreg::deviceCount();
   }
-// [/hooks: probes]
+  // [/hooks: probes]
 
   // [hooks: start]
   void init() const override {
