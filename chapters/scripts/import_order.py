@@ -22,7 +22,7 @@ def name_of(frame):
     module = frame.f_globals.get("__name__")
     function = frame.f_code.co_name
     if function == "<module>" and module in MODULES:
-        return f"module {module}"
+        return module
     return FUNCTIONS.get((module, function))
 
 
