@@ -284,8 +284,10 @@ def test_a_failing_plug_in_is_named_with_cause_and_switch(plugin):
 
 
 def test_a_plug_in_can_use_torch_and_the_device(plugin):
+    # It imports the backend itself: torch calls the plug-ins in the order of
+    # sys.path, so this one may come first.
     folder = plugin(
-        "import torch\n"
+        "import torch, openreg\n"
         "with torch.autocast('cpu'): torch.ones(2, 2) @ torch.ones(2, 2)\n"
         "torch.compiler.disable(lambda: 0)\n"
         "torch.library.define('foreign::op', '(Tensor x) -> Tensor')\n"
