@@ -506,3 +506,11 @@ def test_a_failed_kernel_is_reported_once_by_its_name():
         torch.accelerator.synchronize()
     torch.accelerator.synchronize()
     assert torch.ones(2, device="openreg").tolist() == [1, 1]
+
+
+def test_what_goes_to_the_cpu_by_name_refuses_overlap():
+    """There the arguments are copies, which no longer overlap."""
+    a = torch.tensor([0.0, 1, 2, 3, 4, 5]).to("openreg")
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        torch.cat([a[:3], a[3:]], out=a)
+    assert a.tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,6 +1,5 @@
 // Chapter: fallback
 // Operators without a kernel run on the CPU: counted, and never in silence.
-#include <ATen/MemoryOverlap.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
@@ -11,10 +10,10 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "openreg/csrc/module.h"
 #include "openreg/csrc/ops/fallback.h"
+#include "openreg/csrc/ops/overlap.h"
 
 namespace openreg {
 namespace {
@@ -65,39 +64,6 @@ void note(const std::string& name) {
         " has no kernel for openreg and runs on the CPU: its tensors are "
         "copied there and back. torch.openreg.fallbacks() counts the calls; "
         "OPENREG_FALLBACK=off|warn|error sets what happens");
-  }
-}
-
-// The tensors of one argument: itself, or what its list holds.
-std::vector<at::Tensor> tensorsOf(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return {value.toTensor()};
-  }
-  return value.isTensorList() ? value.toTensorVector()
-                              : std::vector<at::Tensor>{};
-}
-
-// On the CPU the arguments are copies that share nothing, so what overlaps on
-// the device has to be refused here, as the CPU's own kernels would.
-void checkOverlap(
-    const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  const std::size_t count = schema.arguments().size();
-  const auto arguments = torch::jit::last(stack, count);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto* alias = schema.arguments()[i].alias_info();
-    if (alias == nullptr || !alias->isWrite()) {
-      continue;
-    }
-    for (const at::Tensor& written : tensorsOf(arguments[i])) {
-      at::assert_no_internal_overlap(written);
-      for (std::size_t k = 0; k < count; ++k) {
-        for (const at::Tensor& read : tensorsOf(arguments[k])) {
-          if (k != i && written.defined() && read.defined()) {
-            at::assert_no_partial_overlap(written, read);
-          }
-        }
-      }
-    }
   }
 }
 
