@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 bin := $(VENV)/bin
 python := $(bin)/python
 pip := $(python) -m pip install -qq -c $(VENV)/constraints.txt
-sphinx := $(python) -m sphinx -W --keep-going -n -b html \
+sphinx := $(python) -m sphinx -j $(JOBS) -W --keep-going -n -b html \
 	-d _build/doctrees . _build/html
 torch = $(shell sed -n 's/.*"\(torch>=[^"]*\)".*/\1/p' pyproject.toml)
 cpp = $(shell find openreg tests -name '*.cpp' -o -name '*.h')
@@ -52,7 +52,7 @@ serve:
 	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
 test: $(VENV)/.installed
-	@$(python) -m pytest
+	@$(python) -m pytest -n $(JOBS)
 
 notebooks: $(VENV)/.installed
 	@$(python) docs/_ext/notebooks.py

@@ -23,11 +23,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
 
 import marks
+import processes
 from filelock import FileLock
 from marks import CHAPTERS, ROOT, MarkError, diff, previous, region, render
 
@@ -43,7 +45,7 @@ DRIVER = "-std=c++20 -O1 -fPIC -fvisibility=hidden -pthread -Wall -Wextra"
 DRIVER = [*DRIVER.split(), "-Werror", "-Wno-unused-parameter"]
 CSRC = [
     f'-DOPENREG_TORCH_VERSION="{PUBLIC}"',
-    f"-ffile-prefix-map={TORCH.parent}=.",
+    f"-ffile-prefix-map={TORCH}/=torch/",
     f"-isystem{sysconfig.get_paths()['include']}",
     f"-isystem{TORCH}/include",
     f"-isystem{TORCH}/include/torch/csrc/api/include",
@@ -59,6 +61,7 @@ LIBRARIES = {
 }
 STATES = ROOT / "_build" / "states"
 OBJECTS = ROOT / "_build" / "objects"
+INSTALLED = ROOT / "_build" / "cmake"  # where the installed package is built
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 POINTS = re.compile(
     r'^\[project\.entry-points\."torch\.backends"\]\n((?:\w.+\n)+)', re.M
@@ -190,11 +193,36 @@ def object_path(name: str, found: dict[str, str]) -> Path:
     return OBJECTS / f"{Path(name).stem}-{digest(*made_of)}.o"
 
 
+def borrow(objects: dict[str, Path], found: dict[str, str]) -> None:
+    """Take over what the installed package's build has compiled.
+
+    At the last state, and wherever a state agrees with it, the code is the
+    package's own. An object older than its sources is not taken.
+    """
+    stamp = INSTALLED / "torch_version.txt"
+    if not stamp.exists() or stamp.read_text().strip() != PUBLIC:
+        return
+    last = texts(CHAPTERS[-1], padded=True)
+    for name, target in objects.items():
+        folder = "driver" if "/driver/" in name else "_C"
+        theirs = INSTALLED / "CMakeFiles" / f"{folder}.dir" / f"{name}.o"
+        parts = included(name, found)
+        if target.exists() or not theirs.exists():
+            continue
+        born = theirs.stat().st_mtime
+        if all(
+            found[part] == last.get(part)
+            and (ROOT / part).stat().st_mtime < born
+            for part in parts
+        ):
+            shutil.copyfile(theirs, target)
+
+
 def produce(target: Path, arguments: list, root: Path, what: str) -> None:
     """Compile or link, unless it was done before."""
     if target.exists():
         return
-    part = target.with_name(f".{target.name}.{os.getpid()}")
+    part = target.with_name(f".{target.name}.{threading.get_native_id()}")
     command = [*CXX, *map(str, arguments), "-o", str(part)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
@@ -203,35 +231,44 @@ def produce(target: Path, arguments: list, root: Path, what: str) -> None:
     print(f"  {what}", file=sys.stderr, flush=True)
 
 
-def build(chapter: str | None, *, quiet: bool = False) -> Path:
-    """Bring a state's folder up to date and return it."""
-    root = folder(chapter)
+def build(*chapters: str | None, quiet: bool = False) -> None:
+    """Bring the folders of states up to date, all their files at once."""
     STATES.mkdir(parents=True, exist_ok=True)
     OBJECTS.mkdir(exist_ok=True)
     with FileLock(STATES / ".lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = write_state(chapter)
-        objects = {
-            n: object_path(n, found) for n in found if n.endswith(".cpp")
-        }
-        missing = [name for name in objects if not objects[name].exists()]
-        if missing or not quiet:
-            counts = f"{len(objects)} objects, {len(missing)} to compile"
-            print(f"{chapter}: {counts}", file=sys.stderr, flush=True)
+        states, missing = {}, {}
+        for chapter in chapters:
+            root, found = folder(chapter), write_state(chapter)
+            objects = {
+                n: object_path(n, found) for n in found if n.endswith(".cpp")
+            }
+            borrow(objects, found)
+            states[root] = objects
+            new = [n for n, o in objects.items() if not o.exists()]
+            missing |= {objects[name]: (name, root) for name in new}
+            if new or not quiet:
+                counts = f"{len(objects)} objects, {len(new)} to compile"
+                print(f"{chapter}: {counts}", file=sys.stderr, flush=True)
 
-        def compile_one(name: str) -> None:
+        def compile_one(target: Path, name: str, root: Path) -> None:
             flags = FLAGS[name.split("/")[1]]
-            produce(objects[name], [*flags, "-I.", "-c", name], root, name)
+            what = f"{name} ({root.name})"
+            produce(target, [*flags, "-I.", "-c", name], root, what)
 
-        jobs = [pool.submit(compile_one, name) for name in missing]
+        def link_one(root: Path, part: str, target: str) -> None:
+            objects = states[root].items()
+            if parts := [o for name, o in objects if f"/{part}/" in name]:
+                flags = LIBRARIES[target]
+                link(root, target, ["-shared", *parts, *flags])
+
         try:
+            jobs = [pool.submit(compile_one, o, *w) for o, w in missing.items()]
             [job.result() for job in jobs]
+            for target, part in zip(LIBRARIES, FLAGS, strict=True):
+                jobs = [pool.submit(link_one, r, part, target) for r in states]
+                [job.result() for job in jobs]
         finally:
             pool.shutdown(cancel_futures=True)
-        for (target, flags), part in zip(LIBRARIES.items(), FLAGS, strict=True):
-            parts = [o for name, o in objects.items() if f"/{part}/" in name]
-            if parts:
-                link(root, target, ["-shared", *parts, *flags])
-    return root
 
 
 def link(root: Path, target: str, arguments: list) -> None:
@@ -246,7 +283,8 @@ def link(root: Path, target: str, arguments: list) -> None:
 
 def state(chapter: str | None) -> Path:
     """The folder of a chapter's state, built if need be."""
-    return build(chapter, quiet=True)
+    build(chapter, quiet=True)
+    return folder(chapter)
 
 
 def environment(chapter: str | None) -> dict[str, str]:
@@ -322,18 +360,25 @@ def run_cell(chapter: str | None, line: str, cell: str) -> None:
     """Run a cell in a new process at a state.
 
     The line of the magic names the error, warning or signal that must come,
-    and settings of environment variables: ``RuntimeError NAME=value``.
+    and settings of environment variables: ``RuntimeError NAME=value``. With
+    the word ``new`` the interpreter starts and imports torch anew; else torch
+    is there, see `processes`.
     """
     options = shlex.split(line)
     settings = dict(word.split("=", 1) for word in options if "=" in word)
-    expected = next((word for word in options if "=" not in word), "")
-    done = subprocess.run(
-        [sys.executable, "-c", displaying(cell)],
-        env=environment(chapter) | settings,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    words = [word for word in options if "=" not in word]
+    expected = next((word for word in words if word != "new"), "")
+    code, env = displaying(cell), environment(chapter) | settings
+    if "new" in words:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    else:
+        done = processes.run(code, env, TIMEOUT)
     ended, message, said = "", "", done.stderr
     if done.returncode < 0:
         ended, message = signal.Signals(-done.returncode).name, said
@@ -371,9 +416,9 @@ def export(chapter: str, target: Path) -> None:
 
 def main(command: str = "", *rest: str) -> None:
     if command == "build":
-        for name in rest or built():
+        for name in rest:
             marks.order(name, "build")
-            build(name)
+        build(*(rest or built()))
     elif command == "export" and len(rest) == 2:
         export(rest[0], Path(rest[1]))
     elif command == "check" and not rest:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import marks
+import processes
 import pytest
 import stages
 
@@ -25,22 +26,29 @@ print("cpu works")
 """
 
 
-def run(code, path=None, **environment):
-    """The finished process; `path` goes before everything else."""
+def run(code, path=None, new=False, **environment):
+    """The finished process; `path` goes before everything else.
+
+    With `new`, the interpreter starts and imports torch itself; else it was
+    forked where torch is imported, and loads the backends on its own.
+    """
     inherited = {k: v for k, v in os.environ.items() if k != SWITCH}
     if path is not None:
         inherited["PYTHONPATH"] = str(path)
+    env = inherited | environment
+    if not new:
+        return processes.run(code, env)
     return subprocess.run(
         [sys.executable, "-c", code],
-        env=inherited | environment,
+        env=env,
         capture_output=True,
         text=True,
         timeout=120,
     )
 
 
-def output(code, path=None, **environment):
-    process = run(code, path, **environment)
+def output(code, path=None, new=False, **environment):
+    process = run(code, path, new, **environment)
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()
 
@@ -119,7 +127,7 @@ def beside(folder):
 def test_every_order_of_import_ends_with_a_device(order):
     code = f"{order}\nimport torch\nprint(torch.device('openreg', 1))\n"
     code += "print(torch.openreg.device_count())"
-    process = run(code)
+    process = run(code, new=True)
     assert process.stdout.split() == ["openreg:1", "2"], process.stderr
     assert process.stderr == ""
 
@@ -145,7 +153,7 @@ before = set(vars(torch))
 torch._import_device_backends()
 print(sorted(set(vars(torch)) - before))
 """
-    assert output(code) == "['openreg']"
+    assert output(code, new=True) == "['openreg']"
 
 
 def test_loading_brings_nothing_but_the_package():
@@ -158,7 +166,7 @@ torch._import_device_backends()
 new = set(sys.modules) - before
 print(sorted(n for n in new if "openreg" not in n), "openreg" in new)
 """
-    assert output(code) == "[] True"
+    assert output(code, new=True) == "[] True"
 
 
 # ------------------------------------------------------------- the switch
@@ -172,7 +180,7 @@ print(hasattr(torch, "openreg"), torch._C._get_privateuse1_backend_name())
 import openreg
 print(torch.device("openreg"))
 """
-    found = output(code, **{SWITCH: value}).splitlines()
+    found = output(code, new=True, **{SWITCH: value}).splitlines()
     assert found == ["False privateuseone", "openreg"]
 
 
@@ -219,7 +227,8 @@ def test_the_copy_is_sound_until_it_is_broken(copy):
 
 def test_a_broken_backend_is_a_warning_that_names_the_cause(broken):
     copy, cause = broken
-    process = run("import torch; print(torch.ones(2).sum().item())", copy)
+    code = "import torch; print(torch.ones(2).sum().item())"
+    process = run(code, copy, new=True)
     assert process.stdout == "2.0\n", process.stderr
     assert "RuntimeWarning: openreg could not be loaded" in process.stderr
     assert cause in process.stderr
@@ -236,7 +245,7 @@ def test_a_broken_backend_leaves_torch_as_it_was(damage, copy):
 
 def test_who_asks_for_a_broken_backend_gets_the_cause(broken):
     copy, cause = broken
-    process = run("import openreg", copy)
+    process = run("import openreg", copy, **{SWITCH: "0"})
     assert process.returncode == 1
     assert "Error: " in process.stderr.splitlines()[-1]
     assert cause in process.stderr.splitlines()[-1]
@@ -300,7 +309,7 @@ def test_a_second_backend_is_told_apart(plugin):
     folder = plugin("import torch\ntorch.utils.rename_privateuse1_backend('o')")
     code = f"import sys; sys.path.insert(0, {str(folder)!r})\nimport torch\n"
     code += "print(torch.device('o'), hasattr(torch, 'openreg'))"
-    process = run(code)
+    process = run(code, new=True)
     assert process.stdout == "o False\n", process.stderr
     assert "'o' has taken it" in process.stderr
 
@@ -316,7 +325,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch
 print(os.path.isdir(torch.utils.cmake_prefix_path))
 """
-    process = run(code, copy)
+    process = run(code, copy, new=True)
     assert (process.stdout, process.stderr) == ("True\n", "")
 
 

@@ -2,13 +2,13 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 import textwrap
 import threading
 import types
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -26,13 +26,7 @@ def run(code, **settings):
         for name, value in os.environ.items()
         if not name.startswith("OPENREG_")
     }
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=inherited | ALONE | settings,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return processes.run(textwrap.dedent(code), inherited | ALONE | settings)
 
 
 def output(code, **settings):

@@ -2,11 +2,10 @@
 
 import ctypes
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -18,13 +17,8 @@ BACKWARD = "(torch.ones(2, requires_grad=True) * 2).sum().backward()"
 
 def run(code, **environment):
     """What a process of its own prints; it must end well."""
-    process = subprocess.run(
-        [sys.executable, "-c", f"import torch, openreg\n{code}"],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    code = f"import torch, openreg\n{code}"
+    process = processes.run(code, os.environ | environment)
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()
 
@@ -189,13 +183,8 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    process = processes.run(code, os.environ | off)
     assert "not linked with support for bare devices" in process.stdout
     assert accelerator.current_device_index() == 0  # ours answers
 

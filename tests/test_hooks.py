@@ -4,10 +4,10 @@ import ctypes
 import os
 import shlex
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -46,13 +46,7 @@ void ask_last() {
 
 def fresh(code, first="import torch, openreg", **settings):
     """What a new process prints; it must end well and say nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{first}\n{code}"],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.run(f"{first}\n{code}", os.environ | settings)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.split()
 

@@ -204,8 +204,7 @@ def test_an_object_depends_on_headers_of_headers(book):
 def test_states_share_what_they_agree_on(book, capsys):
     book("openreg/driver/a.cpp", "// Chapter: one\nint a() { return 1; }\n")
     book("openreg/driver/b.cpp", "// Chapter: two\nint b() { return 2; }\n")
-    stages.build("one")
-    stages.build("three")
+    stages.build("one", "three")
     said = capsys.readouterr().err
     assert said.count("openreg/driver/a.cpp") == 1
     assert said.count("openreg/driver/b.cpp") == 1
@@ -213,9 +212,40 @@ def test_states_share_what_they_agree_on(book, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_state_borrows_what_the_package_has_compiled(book, monkeypatch):
+    """Where the text is the package's and the object is the newer of both."""
+    source = book("openreg/driver/a.cpp", "// Chapter: one\nint a;\n")
+    monkeypatch.setattr(stages, "INSTALLED", stages.STATES.parent / "cmake")
+    theirs = stages.INSTALLED / "CMakeFiles/driver.dir/openreg/driver/a.cpp.o"
+    stages.write(stages.INSTALLED / "torch_version.txt", stages.PUBLIC)
+
+    def borrowed(text):
+        found = stages.texts("one", padded=True)
+        target = stages.STATES.parent / text
+        stages.borrow({"openreg/driver/a.cpp": target}, found)
+        return target.exists() and target.read_text()
+
+    assert not borrowed("none")
+    stages.write(theirs, "object")
+    assert borrowed("newer") == "object"
+    later = theirs.stat().st_mtime + 1
+    os.utime(source, (later, later))
+    assert not borrowed("older")
+    os.utime(theirs, (later + 1, later + 1))
+    assert borrowed("again") == "object"
+    book(
+        "openreg/driver/a.cpp",
+        "// Chapter: one\nint a;\n// [three: b]\nint b;\n// [/three: b]\n",
+    )
+    os.utime(source, (later + 0.5, later + 0.5))
+    assert not borrowed("other")
+    stages.write(stages.INSTALLED / "torch_version.txt", "2.0")
+    assert not borrowed("torch")
+
+
 def test_a_file_that_is_gone_leaves_the_state(book):
     path = book("openreg/gone.py", "# Chapter: one\n")
-    state = stages.build("one", quiet=True)
+    state = stages.state("one")
     assert (state / "openreg" / "gone.py").exists()
     path.unlink()
     stages.build("one", quiet=True)

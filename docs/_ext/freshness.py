@@ -19,8 +19,7 @@ from sphinx.errors import ExtensionError
 
 def build_states(app) -> None:
     try:
-        for chapter in stages.built():
-            stages.build(chapter)
+        stages.build(*stages.built())
     except (stages.BuildError, marks.MarkError) as error:
         raise ExtensionError(str(error)) from error
 
@@ -57,6 +56,16 @@ def outdated(app, env, added, changed, removed) -> list[str]:
     return sorted(stale)
 
 
+def spread(app, env, docnames) -> None:
+    """Order what is read so that each of the workers gets pages to run.
+
+    Sphinx cuts the list into pieces of at most ten documents, in its order.
+    """
+    docnames.sort(key=lambda name: (not name.startswith("chapters/"), name))
+    pieces = max(app.parallel, -(-len(docnames) // 10))
+    docnames[:] = [n for i in range(pieces) for n in docnames[i::pieces]]
+
+
 def finished(app, exception) -> None:
     if exception is None and hasattr(app, "page_fingerprints"):
         store, now = app.page_fingerprints
@@ -67,5 +76,6 @@ def finished(app, exception) -> None:
 def setup(app):
     app.connect("builder-inited", build_states, priority=100)
     app.connect("env-get-outdated", outdated)
+    app.connect("env-before-read-docs", spread)
     app.connect("build-finished", finished)
     return {"version": "1", "parallel_read_safe": True}
