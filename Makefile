@@ -7,10 +7,13 @@ PORT ?= 8000
 export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 export CXX
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# torch is imported hundreds of times: its bytecode must be kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 bin := $(VENV)/bin
 python := $(bin)/python
-pip := $(python) -m pip install -qq -c $(VENV)/constraints.txt
+# Bytecode is made at the first import, for what is imported.
+pip := $(python) -m pip install -qq --no-compile -c $(VENV)/constraints.txt
 sphinx := $(python) -m sphinx -j $(JOBS) -W --keep-going -n -b html \
 	-d _build/doctrees . _build/html
 torch = $(shell sed -n 's/.*"\(torch>=[^"]*\)".*/\1/p' pyproject.toml)
