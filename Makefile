@@ -77,8 +77,10 @@ sanitize: $(VENV)/.tools | prerequisites
 	    --log-level=ERROR -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(bin)/ninja \
 	    -DCMAKE_BUILD_TYPE=Release -DOPENREG_SANITIZE=$$kind >/dev/null && \
 	  $(bin)/cmake --build _build/sanitize/$$kind -- --quiet && \
-	  $$(setarch -R true 2>/dev/null && echo setarch -R) \
-	    _build/sanitize/$$kind/driver_stress || exit 1; \
+	  for program in driver_stress allocator_stress; do \
+	    $$(setarch -R true 2>/dev/null && echo setarch -R) \
+	      _build/sanitize/$$kind/$$program || exit 1; \
+	  done || exit 1; \
 	done
 
 clean:

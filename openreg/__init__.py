@@ -55,9 +55,76 @@ except BaseException:
 from openreg.devices import synchronize
 
 # [/guards: exports]
+# [streams: exports]
+from openreg import _gpu_trace, sanitizer
+from openreg.streams import (
+    Event,
+    ExternalStream,
+    Stream,
+    StreamContext,
+    _sleep,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+
+# [/streams: exports]
+# [memory: exports]
+from openreg import memory
+from openreg.memory import (
+    empty_cache,
+    get_per_process_memory_fraction,
+    host_memory_stats,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_snapshot,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_host_memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_host_memory_stats,
+    reset_peak_memory_stats,
+    set_per_process_memory_fraction,
+)
+
+# [/memory: exports]
+# [generators: exports]
+from openreg.random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+
+# [/generators: exports]
 # [fallback: exports]
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
+
+# [generators: default-generators]
+def __getattr__(name: str) -> object:
+    """``default_generators``, which needs the devices counted, when asked."""
+    if name == "default_generators":
+        from openreg.random import _default_generators
+
+        return _default_generators()
+    raise AttributeError(f"module 'openreg' has no attribute {name!r}")
+
+
+# [/generators: default-generators]
+
+# [streams: sanitizer]
+sanitizer._enable_if_asked()
+# [/streams: sanitizer]
 
 # [frontend: methods]
 torch.utils.generate_methods_for_privateuse1_backend(

@@ -3,6 +3,9 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 
 #include "openreg/csrc/device.h"
+// [generators: include]
+#include "openreg/csrc/generator.h"
+// [/generators: include]
 #include "openreg/csrc/pinned.h"
 // [ops: include-resize]
 #include "openreg/csrc/ops/resize.h"
@@ -82,6 +85,26 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return pinnedAllocator();
   }
   // [/hooks: pointers]
+
+  // [generators: hooks]
+  const at::Generator& getDefaultGenerator(
+      c10::DeviceIndex index) const override {
+    return defaultGenerator(index);
+  }
+
+  // What torch.Generator("openreg:1") makes.
+  at::Generator getNewGenerator(c10::DeviceIndex index) const override {
+    const c10::DeviceIndex device = index < 0 ? currentDevice() : index;
+    TORCH_CHECK(
+        device < openreg::deviceCount(),
+        "there is no openreg:",
+        static_cast<int>(device),
+        " to make a generator for; ",
+        static_cast<int>(openreg::deviceCount()),
+        " devices are present");
+    return at::make_generator<Generator>(device);
+  }
+  // [/generators: hooks]
 
   // [ops: resize-hook]
   void resizePrivateUse1Bytes(

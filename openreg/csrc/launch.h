@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "openreg/csrc/device.h"
+#include "openreg/csrc/stream.h"
 
 namespace openreg {
 
@@ -64,7 +65,7 @@ void launch(Body body) {
   static_assert(alignof(Body) <= 16, "the queue aligns arguments to 16");
   static constexpr orKernel kernel{
       kName, &Kernel::run, &Kernel::move, &Kernel::destroy};
-  check(orLaunchKernel(nullptr, &kernel, &body, sizeof(Body)));
+  check(orLaunchKernel(currentStream(), &kernel, &body, sizeof(Body)));
 }
 // [/ops: launch]
 

@@ -116,6 +116,15 @@ PYBIND11_MODULE(_C, m) {
   // [guards: bind-synchronize]
   m.def("synchronize", &synchronize, py::call_guard<py::gil_scoped_release>());
   // [/guards: bind-synchronize]
+  // [streams: bind-streams]
+  openreg::bindStreams(m);
+  // [/streams: bind-streams]
+  // [memory: bind]
+  openreg::bindMemory(m);
+  // [/memory: bind]
+  // [generators: bind]
+  openreg::bindGenerators(m);
+  // [/generators: bind]
   // [fallback: bind]
   openreg::bindFallback(m);
   // [/fallback: bind]

@@ -6,6 +6,15 @@
 
 namespace openreg {
 
+// [streams: declare]
+void bindStreams(pybind11::module_& m);
+// [/streams: declare]
+// [memory: declare]
+void bindMemory(pybind11::module_& m);
+// [/memory: declare]
+// [generators: declare]
+void bindGenerators(pybind11::module_& m);
+// [/generators: declare]
 // [fallback: declare]
 void bindFallback(pybind11::module_& m);
 // [/fallback: declare]

@@ -2,10 +2,13 @@
 #include "openreg/driver/stream.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
+#include <shared_mutex>
 #include <system_error>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 
 #include "openreg/driver/config.h"
@@ -21,7 +24,41 @@ std::atomic<std::uint64_t> nextId{1};
 // A waiting host thread spins this often before it sleeps: a short kernel is
 // over sooner than the thread would be awake again.
 constexpr int kSpins = 500; // some 10 to 20 microseconds
+// An engine whose stream ran empty stays with it for about as long.
 constexpr int kLinger = 200;
+
+// Every stream there is. They are never freed, so one that was known once is
+// known for ever, and each thread remembers the last few that it has used.
+class Registry {
+ public:
+  void add(const Stream* stream) {
+    const std::unique_lock lock(mutex_);
+    streams_.insert(stream);
+  }
+
+  bool knows(const Stream* stream) {
+    thread_local std::array<const Stream*, 16> seen{};
+    const auto bits = reinterpret_cast<std::uintptr_t>(stream) / sizeof(Stream);
+    const Stream*& place = seen[bits % seen.size()];
+    if (place != stream) {
+      const std::shared_lock lock(mutex_);
+      if (!streams_.contains(stream)) {
+        return false;
+      }
+      place = stream;
+    }
+    return true;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::unordered_set<const Stream*> streams_;
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry; // never destroyed
+  return *instance;
+}
 
 } // namespace
 
@@ -29,6 +66,7 @@ Stream::Stream(Device& device, int priority)
     : device_(device),
       id_(nextId.fetch_add(1, std::memory_order_relaxed)),
       priority_(priority) {
+  registry().add(this);
 }
 
 void SpinLock::lock() {
@@ -316,7 +354,16 @@ Stream* resolve(orStream_t handle) {
     if (usable() != orSuccess) {
       return nullptr;
     }
-    return reinterpret_cast<Stream*>(handle);
+    auto* stream = reinterpret_cast<Stream*>(handle);
+    if (!registry().knows(stream)) {
+      fail(
+          orErrorInvalidHandle,
+          "%p is not a stream of this process; a stream comes from "
+          "orStreamCreate",
+          static_cast<void*>(handle));
+      return nullptr;
+    }
+    return stream;
   }
   Device* device = currentDevice();
   return device != nullptr ? &device->defaultStream() : nullptr;

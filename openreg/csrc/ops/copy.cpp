@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "openreg/csrc/launch.h"
+#include "openreg/csrc/pinned.h"
 
 namespace openreg {
 namespace {
@@ -37,7 +38,7 @@ void copyBytes(const at::Tensor& dst, const at::Tensor& src) {
       src.const_data_ptr(),
       dst.nbytes(),
       orMemcpyDefault,
-      nullptr));
+      currentStream()));
 }
 // [/ops: plain]
 
@@ -61,9 +62,9 @@ void runAfter(c10::Device later, c10::Device earlier) {
   c10::DeviceGuard guard(earlier);
   orEvent_t event = nullptr;
   check(orEventCreateWithFlags(&event, orEventDisableTiming));
-  check(orEventRecord(event, nullptr));
+  check(orEventRecord(event, currentStream()));
   guard.set_index(later.index());
-  const orError waited = orStreamWaitEvent(nullptr, event);
+  const orError waited = orStreamWaitEvent(currentStream(), event);
   orEventDestroy(event); // what is queued already still takes place
   check(waited);
 }
@@ -92,6 +93,18 @@ void copyBetween(const at::Tensor& dst, const at::Tensor& src) {
 }
 // [/ops: between]
 
+// [ops: keep]
+// The bytes of a page-locked tensor are read or written later. Its block must
+// not be handed out again before; what is not from our cache is held instead.
+void keep(const at::Tensor& pinned) {
+  const c10::DataPtr& data = pinned.storage().data_ptr();
+  if (!pinnedAllocator()->record_event(
+          data.get(), data.get_context(), currentStream(currentDevice()))) {
+    launch<kCopyName>([storage = pinned.storage()] {});
+  }
+}
+// [/ops: keep]
+
 // [ops: to-host]
 // The device packs, the copy engine moves one run of bytes, and the host
 // spreads them, if that is needed at all.
@@ -100,9 +113,10 @@ void copyToHost(const at::Tensor& dst, const at::Tensor& src, bool async) {
   if (plain(dst, src)) {
     copyBytes(dst, src);
     if (async && dst.is_pinned()) {
-      return; // the caller synchronizes before it reads
+      keep(dst); // the caller synchronizes before it reads
+      return;
     }
-    check(orStreamSynchronize(nullptr));
+    check(orStreamSynchronize(currentStream()));
     return;
   }
   at::Tensor packed = src;
@@ -126,10 +140,9 @@ void copyToDevice(const at::Tensor& dst, const at::Tensor& src, bool async) {
       return; // pageable memory: the driver has waited
     }
     if (async) {
-      // The bytes are read later. Holding the source until then is our part.
-      launch<kCopyName>([source = src.storage()] {});
+      keep(src);
     } else {
-      check(orStreamSynchronize(nullptr));
+      check(orStreamSynchronize(currentStream()));
     }
     return;
   }
@@ -210,7 +223,7 @@ at::Scalar localScalarDense(const at::Tensor& self) {
       self.const_data_ptr(),
       self.itemsize(),
       orMemcpyDeviceToHost,
-      nullptr));
+      currentStream()));
   return host.item();
 }
 // [/ops: item]

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 
+#include "openreg/csrc/allocator.h"
 #include "openreg/csrc/device.h"
+#include "openreg/csrc/stream.h"
 
 namespace openreg {
 
@@ -26,11 +28,20 @@ void resizeStorage(c10::StorageImpl* storage, std::size_t bytes) {
     data = c10::GetAllocator(c10::kPrivateUse1)->allocate(bytes);
     const std::size_t kept = std::min(bytes, storage->nbytes());
     check(orMemcpyAsync(
-        data.get(), storage->data(), kept, orMemcpyDeviceToDevice, nullptr));
+        data.get(),
+        storage->data(),
+        kept,
+        orMemcpyDeviceToDevice,
+        currentStream()));
   } else {
     data = c10::DataPtr(nullptr, storage->device());
   }
-  // The old memory goes when the assignment returns, behind the queued copy.
+  // The old memory goes when the assignment returns. The queued copy still
+  // reads it, on the current stream, which need not be the one it belongs to.
+  if (bytes > 0) {
+    deviceAllocator()->recordStream(
+        storage->data_ptr(), currentStream(storage->device().index()));
+  }
   storage->set_data_ptr_noswap(std::move(data));
   storage->set_nbytes(bytes);
 }
