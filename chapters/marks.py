@@ -13,16 +13,13 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("openreg", "openreg_autoload", "torch_openreg")
-BUILD_FILES = ("pyproject.toml", "CMakeLists.txt", "cmake/*")
 MARKED = {".cpp", ".h", ".py"}
 
-USE = re.compile(r'^stages\.use\("([\w-]+)"\)$', re.M)
 HEAD = re.compile(r"(?://|#) Chapter: ([\w-]+)")
 MARK = re.compile(
     r"\s*(?://|#) \[(?P<close>/?)(?P<key>(?P<chapter>[\w-]+): [\w-]+)"
@@ -43,34 +40,27 @@ class MarkError(ValueError):
 
 class Region(NamedTuple):
     key: str  # "guards: name"
-    first: int  # the chapters, by number, between which it is there
+    first: int  # the chapters, by number, between which its lines are there
     until: int
     start: int  # the line of the opening mark
 
 
 class Source(NamedTuple):
     first: int
-    lines: list[tuple[str | None, tuple[Region, ...]]]  # None: a mark
+    lines: list[tuple[str | None, Region]]  # None: a mark; the innermost region
     spans: dict[str, tuple[int, int]]  # the lines of a region's two marks
 
 
-PAGES = {
-    page.stem[3:]: page
-    for page in sorted((ROOT / "chapters").glob("[0-9][0-9]-*.md"))
-}
+pages = sorted((ROOT / "chapters").glob("[0-9][0-9]-*.md"))
+PAGES = {page.stem[3:]: page for page in pages}
 CHAPTERS = list(PAGES)
 
 
 @functools.cache
 def written() -> list[str]:
     """The chapters whose page opens its own state; the others are stubs."""
-    found = {
-        name: USE.findall(page.read_text()) for name, page in PAGES.items()
-    }
-    for name, opened in found.items():
-        if opened not in ([], [name]):
-            raise MarkError(f"{relative(PAGES[name])}: opens {opened}")
-    return [name for name, opened in found.items() if opened]
+    texts = {name: page.read_text() for name, page in PAGES.items()}
+    return [n for n, text in texts.items() if f'\nstages.use("{n}")\n' in text]
 
 
 def previous(chapter: str) -> str | None:
@@ -91,55 +81,48 @@ def order(chapter: str, where: str) -> int:
 
 def sources() -> list[Path]:
     """Every file that a state may hold, the build's own files included."""
-    patterns = [*BUILD_FILES, *(f"{package}/**/*" for package in PACKAGES)]
-    found = [
-        path for pattern in patterns for path in sorted(ROOT.glob(pattern))
-    ]
+    patterns = ["pyproject.toml", "CMakeLists.txt", "cmake/*"]
+    patterns += [f"{package}/**/*" for package in PACKAGES]
+    found = [p for pattern in patterns for p in sorted(ROOT.glob(pattern))]
     made = {".so", ".pyc"}
-    return [
-        path for path in found if path.is_file() and path.suffix not in made
-    ]
+    return [p for p in found if p.is_file() and p.suffix not in made]
 
 
 def parse(path: Path) -> Source:
-    return _parse(path, path.stat().st_mtime_ns)
+    return _parse(path, path.read_text())
 
 
 @functools.cache
-def _parse(path: Path, mtime: int) -> Source:
-    text, name = path.read_text().splitlines(), relative(path)
-    needs_head = path.suffix in MARKED and name.split("/")[0] in PACKAGES
-    head = HEAD.fullmatch(text[0]) if text and needs_head else None
-    if needs_head and head is None:
+def _parse(path: Path, text: str) -> Source:
+    name, end = relative(path), len(CHAPTERS)
+    head = HEAD.fullmatch(text.partition("\n")[0])
+    if path.suffix in MARKED and name.split("/")[0] in PACKAGES and not head:
         raise MarkError(f"{name}:1: the first line must say 'Chapter: NAME'")
-    source = Source(order(head[1], f"{name}:1") if head else 0, [], {})
-    stack: list[Region] = []
-    for number, line in enumerate(text, 1):
-        where = f"{name}:{number}"
-        mark = MARK.fullmatch(line)
-        if not mark and any(r.until < len(CHAPTERS) for r in stack):
-            line = _stand_in(line, where)
-        shown = None if mark or (head and number == 1) else line
-        source.lines.append((shown, tuple(stack)))
-        if mark is None:
-            if LOOKS_LIKE_A_MARK.match(line):
-                raise MarkError(f"{where}: not a mark: {line.strip()}")
-        elif not mark["close"]:
+    first = order(head[1], f"{name}:1") if head else 0
+    source, stack = Source(first, [], {}), [Region(name, first, end, 0)]
+    for number, line in enumerate(text.splitlines(), 1):
+        where, inner, mark = f"{name}:{number}", stack[-1], MARK.fullmatch(line)
+        if mark and not mark["close"]:
             stack.append(_open(mark, source, stack, number, where))
-        elif not stack or stack[-1].key != mark["key"]:
-            inside = f"inside {stack[-1].key!r}" if stack else "with none open"
-            raise MarkError(f"{where}: closes {mark['key']!r} {inside}")
-        else:
-            source.spans[mark["key"]] = (stack.pop().start, number)
-    for region in stack:
+        elif mark and mark["key"] != inner.key:
+            what = f"closes {mark['key']!r} inside {inner.key!r}"
+            raise MarkError(f"{where}: {what}")
+        elif mark:
+            source.spans[inner.key] = (stack.pop().start, number)
+        elif LOOKS_LIKE_A_MARK.match(line):
+            raise MarkError(f"{where}: not a mark: {line.strip()}")
+        elif inner.until < end:
+            line = _stand_in(line, where)
+        gone = mark or (head and number == 1)
+        source.lines.append((None if gone else line, inner))
+    for region in stack[1:]:
         where = f"{name}:{region.start}"
         raise MarkError(f"{where}: region {region.key!r} is never closed")
     return source
 
 
 def _stand_in(line: str, where: str) -> str:
-    code = STAND_IN.fullmatch(line)
-    if code is None:
+    if not (code := STAND_IN.fullmatch(line)):
         raise MarkError(f"{where}: a stand-in's lines are comments, '//| code'")
     return (code[1] + code[2]).rstrip()
 
@@ -151,7 +134,8 @@ def _open(mark, source, stack, number, where) -> Region:
         raise MarkError(f"{where}: region {key!r} is opened twice")
     if first < source.first or until <= first:
         raise MarkError(f"{where}: region {key!r} ends before it begins")
-    return Region(key, first, until, number)
+    outer = stack[-1]
+    return Region(key, max(first, outer.first), min(until, outer.until), number)
 
 
 def lines_at(path: Path, chapter: str) -> list[str | None] | None:
@@ -159,10 +143,8 @@ def lines_at(path: Path, chapter: str) -> list[str | None] | None:
     source, now = parse(path), order(chapter, relative(path))
     if source.first > now:
         return None
-    return [
-        line if all(r.first <= now < r.until for r in regions) else None
-        for line, regions in source.lines
-    ]
+    lines = source.lines
+    return [line if r.first <= now < r.until else None for line, r in lines]
 
 
 def clean(lines: list[str | None]) -> str:
@@ -196,10 +178,8 @@ def render(path: Path, chapter: str, *, padded: bool = False) -> str | None:
 
 def find(path: Path, name: str) -> tuple[int, int]:
     """A region's marks, by `name` or, where that is not enough, its chapter."""
-    spans = {
-        key.replace(": ", "/"): span for key, span in parse(path).spans.items()
-    }
-    found = [key for key in spans if f"/{key}".endswith(f"/{name}")]
+    spans, asked = parse(path).spans, name.replace("/", ": ")
+    found = [key for key in spans if asked in (key, key.split()[-1])]
     if len(found) != 1:
         what = f"{len(found) or 'no'} regions called {name!r}"
         raise MarkError(f"{relative(path)}: {what} among {', '.join(spans)}")
@@ -235,17 +215,16 @@ def indent(line: str) -> int:
 
 def diff(path: Path, before: str | None, after: str) -> str:
     """What happens to a file between two chapters, as a unified diff."""
-    old = (before and render(path, before)) or ""
-    new = render(path, after) or ""
-    body = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="")
-    return "".join(line + "\n" for line in list(body)[2:])
+    old, new = ((at and render(path, at)) or "" for at in (before, after))
+    body = difflib.unified_diff(old.splitlines(True), new.splitlines(True))
+    return "".join(list(body)[2:])
 
 
-def changed(chapter: str) -> Iterator[tuple[Path, str | None, str]]:
+def changed(chapter: str) -> list[tuple[Path, str | None, str]]:
     """Files that a chapter adds or changes: path, old text, new text."""
-    before = previous(chapter)
+    before, found = previous(chapter), []
     for path in sources():
-        old = render(path, before) if before else None
-        new = render(path, chapter)
-        if new is not None and new != old:
-            yield path, old, new
+        old, new = before and render(path, before), render(path, chapter)
+        if new not in (None, old):
+            found.append((path, old, new))
+    return found

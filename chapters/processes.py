@@ -15,22 +15,21 @@ import gc
 import json
 import os
 import runpy
-import select
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import types
 from pathlib import Path
 
-SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+# What `python -c` runs, so that a program finds itself where that would be.
+COMMAND = [sys.executable, "-c", "exec(__import__('processes').serve())"]
 
 _template: subprocess.Popen | None = None
 _lock = threading.Lock()
 
 
-def run(code: str, env: dict[str, str], timeout: float = 300):
+def run(code: str, env: dict[str, str], timeout: int = 300):
     """Run a program in a child and return its `CompletedProcess`.
 
     torch is loaded already: of the environment, only what torch reads later
@@ -40,8 +39,9 @@ def run(code: str, env: dict[str, str], timeout: float = 300):
     with _lock, tempfile.TemporaryDirectory() as folder:
         if _template is None or _template.poll() is not None:
             _template = subprocess.Popen(
-                [sys.executable, __file__],
-                env={**os.environ, SWITCH: "0"},
+                COMMAND,
+                cwd=Path(__file__).parent,
+                env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -49,65 +49,41 @@ def run(code: str, env: dict[str, str], timeout: float = 300):
             atexit.register(_template.stdin.close)
         request = [code, env, os.getcwd(), folder, timeout]
         print(json.dumps(request), file=_template.stdin, flush=True)
-        status = json.loads(_template.stdout.readline())
+        status = int(_template.stdout.readline())
         out, err = (Path(folder, name).read_text() for name in ("1", "2"))
-    if status is None:
+    if status == -signal.SIGALRM:
         raise subprocess.TimeoutExpired(code, timeout, out, err)
     return subprocess.CompletedProcess(code, status, out, err)
 
 
-def wait(child: int, timeout: float) -> int | None:
-    """The exit status of a child, None if it was killed for its slowness."""
-    descriptor = os.pidfd_open(child)
-    ready, *_ = select.select([descriptor], [], [], timeout)
-    os.close(descriptor)
-    if not ready:
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status if ready else None
+def serve() -> str:
+    """Fork a child for each request; return the program, in the child."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word
+    import torch
 
-
-def serve() -> list:
-    """Fork a child for each request; return the request, in the child."""
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
-        request = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            return request
-        print(json.dumps(wait(child, request[-1])), flush=True)
-    os._exit(0)
-
-
-def become(code: str, env: dict, cwd: str, folder: str, _: float) -> dict:
-    """Make this process what `python -c` would start; return its globals."""
+        code, env, cwd, folder, timeout = json.loads(line)
+        if (child := os.fork()) == 0:
+            break
+        status = os.waitpid(child, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    else:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(timeout)  # which ends the child, when it is too slow
     for descriptor in (0, 1, 2):
-        path = os.path.join(folder, str(descriptor))
-        opened = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.dup2(opened, descriptor)
-        os.close(opened)
+        with open(os.path.join(folder, str(descriptor)), "a+") as file:
+            os.dup2(file.fileno(), descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     # A state leads PYTHONPATH, and hides what else is called openreg.
     path = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:] = ["", *path, *(p for p in sys.path[1:] if p not in path)]
-    if path and os.path.exists(site := os.path.join(path[0], SITE)):
-        runpy.run_path(site)
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    sys.argv[:] = ["-c"]
-    return main.__dict__
-
-
-SITE = "sitecustomize.py"
-
-if __name__ == "__main__":
-    import torch
-
-    gc.collect()
-    gc.freeze()
-    program = serve()
-    names = become(*program)
+    if path and (site := Path(path[0], "sitecustomize.py")).exists():
+        runpy.run_path(str(site))
     if torch._is_device_backend_autoload_enabled():
         torch._import_device_backends()
-    exec(compile(program[0], "<string>", "exec"), names)
+    return code

@@ -2,7 +2,6 @@
 
     python chapters/stages.py build [NAME ...]
     python chapters/stages.py export NAME DIR
-    python chapters/stages.py check
 
 A page opens its state in its first cell, ``stages.use("guards")``. A process
 holds one state only, because PyTorch renames PrivateUse1 once.
@@ -23,7 +22,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
@@ -31,9 +29,9 @@ from pathlib import Path
 import marks
 import processes
 from filelock import FileLock
-from marks import CHAPTERS, ROOT, MarkError, diff, previous, region, render
+from marks import CHAPTERS, ROOT, previous, region, relative, render
 
-__all__ = ["MarkError", "diff", "region", "render"]
+__all__ = ["region"]  # for pages
 
 # torch is found, never imported: building must be quick, and a page must open
 # its state first.
@@ -43,13 +41,11 @@ PUBLIC = VERSION.partition("+")[0]
 CXX = shlex.split(os.environ.get("CXX", "g++"))
 DRIVER = "-std=c++20 -O1 -fPIC -fvisibility=hidden -pthread -Wall -Wextra"
 DRIVER = [*DRIVER.split(), "-Werror", "-Wno-unused-parameter"]
-CSRC = [
-    f'-DOPENREG_TORCH_VERSION="{PUBLIC}"',
-    f"-ffile-prefix-map={TORCH}/=torch/",
-    f"-isystem{sysconfig.get_paths()['include']}",
-    f"-isystem{TORCH}/include",
-    f"-isystem{TORCH}/include/torch/csrc/api/include",
-]
+HEADERS = [Path(sysconfig.get_paths()["include"]), TORCH / "include"]
+HEADERS.append(TORCH / "include" / "torch" / "csrc" / "api" / "include")
+CSRC = [f"-isystem{path}" for path in HEADERS]
+CSRC.append(f'-DOPENREG_TORCH_VERSION="{PUBLIC}"')
+CSRC.append(f"-ffile-prefix-map={TORCH}/=torch/")
 FLAGS = {"driver": DRIVER, "csrc": [*DRIVER, *CSRC]}
 LIBRARIES = {
     "libopenreg.so": ["-Wl,-soname,libopenreg.so", "-pthread"],
@@ -63,11 +59,8 @@ STATES = ROOT / "_build" / "states"
 OBJECTS = ROOT / "_build" / "objects"
 INSTALLED = ROOT / "_build" / "cmake"  # where the installed package is built
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
-POINTS = re.compile(
-    r'^\[project\.entry-points\."torch\.backends"\]\n((?:\w.+\n)+)', re.M
-)
+POINT = re.compile(r'^(\w+ = )"([\w.]+:\w+)"$', re.M)  # of torch.backends
 METADATA = "Metadata-Version: 2.1\nName: torch-openreg\n"
-TIMEOUT = 300  # seconds for a cell in a child process
 
 # Ahead of every other finder, an editable install's included, and of a folder
 # called openreg where Python happens to start. What the state lacks must not
@@ -75,20 +68,16 @@ TIMEOUT = 300  # seconds for a cell in a child process
 SITE = """\
 import sys
 from importlib.machinery import PathFinder
-from pathlib import Path
-
-
 class StateFinder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name.partition(".")[0] not in {packages}:
             return None
-        found = PathFinder.find_spec(name, path or [str(Path(__file__).parent)])
+        here = [__file__.rpartition("/")[0]]
+        found = PathFinder.find_spec(name, path or here)
         if found is None or found.origin is None:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
         return found
-
-
 sys.meta_path.insert(0, StateFinder)
 """
 
@@ -112,9 +101,7 @@ def folder(chapter: str | None) -> Path:
 def texts(chapter: str | None, *, padded: bool = False) -> dict[str, str]:
     """Every file of a state: relative path and text."""
     paths = marks.sources() if chapter else []
-    found = {
-        marks.relative(p): render(p, chapter, padded=padded) for p in paths
-    }
+    found = {relative(p): render(p, chapter, padded=padded) for p in paths}
     return {name: text for name, text in found.items() if text is not None}
 
 
@@ -131,9 +118,7 @@ def digest(*parts: str) -> str:
 def fingerprint(chapter: str | None) -> str:
     """Changes whenever what runs at a chapter changes."""
     tools = [Path(__file__).read_text(), compiler(), VERSION, sys.version]
-    return digest(
-        *tools, *(part for item in texts(chapter).items() for part in item)
-    )
+    return digest(*tools, str(texts(chapter)))
 
 
 def write(path: Path, text: str) -> None:
@@ -151,44 +136,41 @@ def write_state(chapter: str | None) -> dict[str, str]:
     The look is there even when it holds no entry point: it hides the installed
     package's, which torch would load.
     """
-    root, found = folder(chapter), texts(chapter, padded=True)
+    found = texts(chapter, padded=True)
+    root = folder(chapter)
     for old in (root / "openreg").rglob("*"):
         is_source = old.suffix in marks.MARKED
         if is_source and old.relative_to(root).as_posix() not in found:
             old.unlink()
     project = render(ROOT / "pyproject.toml", chapter or CHAPTERS[0])
     version = re.search(r'^version = "(.+)"', project, re.M)[1]
-    points = "".join(POINTS.findall(project)) if chapter else ""
+    points = "\n".join(map("".join, POINT.findall(project)))
     info = f"torch_openreg-{version}.dist-info"
     made = {
         "openreg/torch_version.txt": PUBLIC + "\n",
         "sitecustomize.py": SITE.format(packages=marks.PACKAGES),
         f"{info}/METADATA": f"{METADATA}Version: {version}\n",
-        f"{info}/entry_points.txt": "[torch.backends]\n"
-        + points.replace('"', ""),
+        f"{info}/entry_points.txt": f"[torch.backends]\n{points}\n",
     }
-    for name, text in {**found, **made}.items():
+    for name, text in (found | made).items():
         write(root / name, text)
     return found
 
 
-def included(name: str, found: dict[str, str]) -> list[str]:
+def included(name: str, found: dict[str, str]) -> set[str]:
     """A file and the package's headers it includes, directly or not."""
-    seen, todo = {name}, [name]
-    while todo:
-        current = todo.pop()
+    files = [name]
+    for current in files:  # which grows
         for header in INCLUDE.findall(found[current]):
             near = os.path.normpath(os.path.join(current, "..", header))
-            new = {header, near} & found.keys() - seen
-            seen |= new
-            todo += new
-    return sorted(seen)
+            files += {header, near} & found.keys() - set(files)
+    return set(files)
 
 
 def object_path(name: str, found: dict[str, str]) -> Path:
     """Where the object of a source lies: its name says what it is made of."""
     made_of = [name, compiler(), VERSION, *FLAGS[name.split("/")[1]]]
-    for part in included(name, found):
+    for part in sorted(included(name, found)):
         made_of += [part, found[part]]
     return OBJECTS / f"{Path(name).stem}-{digest(*made_of)}.o"
 
@@ -203,76 +185,36 @@ def borrow(objects: dict[str, Path], found: dict[str, str]) -> None:
     if not stamp.exists() or stamp.read_text().strip() != PUBLIC:
         return
     last = texts(CHAPTERS[-1], padded=True)
+    agree = {name for name, text in found.items() if last.get(name) == text}
     for name, target in objects.items():
         folder = "driver" if "/driver/" in name else "_C"
         theirs = INSTALLED / "CMakeFiles" / f"{folder}.dir" / f"{name}.o"
         parts = included(name, found)
-        if target.exists() or not theirs.exists():
-            continue
-        born = theirs.stat().st_mtime
-        if all(
-            found[part] == last.get(part)
-            and (ROOT / part).stat().st_mtime < born
-            for part in parts
-        ):
-            shutil.copyfile(theirs, target)
+        if parts <= agree and theirs.exists() and not target.exists():
+            changed = max((ROOT / part).stat().st_mtime for part in parts)
+            if changed < theirs.stat().st_mtime:
+                shutil.copyfile(theirs, target)
 
 
 def produce(target: Path, arguments: list, root: Path, what: str) -> None:
     """Compile or link, unless it was done before."""
     if target.exists():
         return
-    part = target.with_name(f".{target.name}.{threading.get_native_id()}")
+    part = target.with_name(f".{target.name}.{root.name}")
     command = [*CXX, *map(str, arguments), "-o", str(part)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"{what} fails at {root.name}:\n{done.stderr}")
     part.replace(target)
-    print(f"  {what}", file=sys.stderr, flush=True)
+    print(f"  {what} ({root.name})", file=sys.stderr, flush=True)
 
 
-def build(*chapters: str | None, quiet: bool = False) -> None:
-    """Bring the folders of states up to date, all their files at once."""
-    STATES.mkdir(parents=True, exist_ok=True)
-    OBJECTS.mkdir(exist_ok=True)
-    with FileLock(STATES / ".lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        states, missing = {}, {}
-        for chapter in chapters:
-            root, found = folder(chapter), write_state(chapter)
-            objects = {
-                n: object_path(n, found) for n in found if n.endswith(".cpp")
-            }
-            borrow(objects, found)
-            states[root] = objects
-            new = [n for n, o in objects.items() if not o.exists()]
-            missing |= {objects[name]: (name, root) for name in new}
-            if new or not quiet:
-                counts = f"{len(objects)} objects, {len(new)} to compile"
-                print(f"{chapter}: {counts}", file=sys.stderr, flush=True)
-
-        def compile_one(target: Path, name: str, root: Path) -> None:
-            flags = FLAGS[name.split("/")[1]]
-            what = f"{name} ({root.name})"
-            produce(target, [*flags, "-I.", "-c", name], root, what)
-
-        def link_one(root: Path, part: str, target: str) -> None:
-            objects = states[root].items()
-            if parts := [o for name, o in objects if f"/{part}/" in name]:
-                flags = LIBRARIES[target]
-                link(root, target, ["-shared", *parts, *flags])
-
-        try:
-            jobs = [pool.submit(compile_one, o, *w) for o, w in missing.items()]
-            [job.result() for job in jobs]
-            for target, part in zip(LIBRARIES, FLAGS, strict=True):
-                jobs = [pool.submit(link_one, r, part, target) for r in states]
-                [job.result() for job in jobs]
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def link(root: Path, target: str, arguments: list) -> None:
+def link(root: Path, objects: dict[str, Path], part: str, target: str) -> None:
     """Put a library into a state; states that agree share one file."""
+    parts = [o for name, o in objects.items() if f"/{part}/" in name]
+    if not parts:
+        return
+    arguments = ["-shared", *parts, *LIBRARIES[target]]
     made_of = digest(compiler(), *map(str, arguments))
     shared, path = OBJECTS / f"{made_of}-{target}", root / "openreg" / target
     produce(shared, arguments, root, target)
@@ -281,9 +223,30 @@ def link(root: Path, target: str, arguments: list) -> None:
         path.hardlink_to(shared)
 
 
+def build(*chapters: str | None) -> None:
+    """Bring the folders of states up to date, all their files at once."""
+    STATES.mkdir(parents=True, exist_ok=True)
+    OBJECTS.mkdir(exist_ok=True)
+    with FileLock(STATES / ".lock"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        states, compiled = {}, {}
+        for chapter in chapters:
+            found, root = write_state(chapter), folder(chapter)
+            names = [name for name in found if name.endswith(".cpp")]
+            states[root] = {name: object_path(name, found) for name in names}
+            borrow(states[root], found)
+            for name, target in states[root].items():
+                flags = [*FLAGS[name.split("/")[1]], "-I.", "-c", name]
+                compiled[target] = (target, flags, root, name)
+        # Each is waited for, and the first error ends all that has not begun.
+        list(pool.map(produce, *zip(*compiled.values(), strict=True)))
+        for part, target in zip(FLAGS, LIBRARIES, strict=True):
+            jobs = [(*state, part, target) for state in states.items()]
+            list(pool.map(link, *zip(*jobs, strict=True)))
+
+
 def state(chapter: str | None) -> Path:
     """The folder of a chapter's state, built if need be."""
-    build(chapter, quiet=True)
+    build(chapter)
     return folder(chapter)
 
 
@@ -310,9 +273,8 @@ def use(chapter: str) -> None:
     sys.path.insert(0, str(folder(chapter)))
     runpy.run_path(str(folder(chapter) / "sitecustomize.py"))
     _opened = chapter
-    if "IPython" in sys.modules and (
-        shell := sys.modules["IPython"].get_ipython()
-    ):
+    python = sys.modules.get("IPython")
+    if shell := python and python.get_ipython():
         for name, at in (("before", previous(chapter)), ("fresh", chapter)):
             magic = functools.partial(run_cell, at)
             shell.register_magic_function(magic, "cell", name)
@@ -337,14 +299,13 @@ def sentence(name: str, message: str) -> str:
 @contextlib.contextmanager
 def raises(kind: type[BaseException]):
     """Print the first sentence of the error that the block must end with."""
+    name = kind.__name__
     try:
         yield
     except kind as error:
         print(sentence(type(error).__name__, str(error)))
     else:
-        raise AssertionError(
-            f"{kind.__name__} was expected, nothing was raised"
-        )
+        raise AssertionError(f"{name} was expected, nothing was raised")
 
 
 def displaying(cell: str) -> str:
@@ -356,6 +317,13 @@ def displaying(cell: str) -> str:
     return ast.unparse(tree)
 
 
+def python(env: dict[str, str], *arguments) -> subprocess.CompletedProcess:
+    """Run Python itself anew in an environment."""
+    return subprocess.run(
+        [sys.executable, *arguments], env=env, capture_output=True, text=True
+    )
+
+
 def run_cell(chapter: str | None, line: str, cell: str) -> None:
     """Run a cell in a new process at a state.
 
@@ -364,21 +332,12 @@ def run_cell(chapter: str | None, line: str, cell: str) -> None:
     the word ``new`` the interpreter starts and imports torch anew; else torch
     is there, see `processes`.
     """
-    options = shlex.split(line)
-    settings = dict(word.split("=", 1) for word in options if "=" in word)
-    words = [word for word in options if "=" not in word]
-    expected = next((word for word in words if word != "new"), "")
+    words = shlex.split(line)
+    settings = dict(word.split("=", 1) for word in words if "=" in word)
+    names = [word for word in words if "=" not in word and word != "new"]
     code, env = displaying(cell), environment(chapter) | settings
-    if "new" in words:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-        )
-    else:
-        done = processes.run(code, env, TIMEOUT)
+    new = "new" in words
+    done = python(env, "-c", code) if new else processes.run(code, env)
     ended, message, said = "", "", done.stderr
     if done.returncode < 0:
         ended, message = signal.Signals(-done.returncode).name, said
@@ -388,13 +347,11 @@ def run_cell(chapter: str | None, line: str, cell: str) -> None:
         ended, message = last.groups("") if last else ("exit", "")
     elif found := re.search(r"\b(\w+Warning): (.*)", said):
         ended, message = found.groups()
-    if ended != expected:
-        raise AssertionError(
-            f"expected {expected or 'no error'}, the process ended with "
-            f"{ended or 'none'}\n{done.stdout}{said}"
-        )
+    if [ended] != (names or [""]):
+        what = f"expected {names}, the process ended with {ended or 'no error'}"
+        raise AssertionError(f"{what}\n{done.stdout}{said}")
     print(tidy(done.stdout), end="")
-    if expected:
+    if ended:
         print(sentence(ended, message))
     else:
         print(tidy(said), end="", file=sys.stderr)
@@ -404,32 +361,21 @@ def export(chapter: str, target: Path) -> None:
     """Write a state as a folder of its own that `pip install` builds."""
     if target.exists() and any(target.iterdir()):
         sys.exit(f"{target} is not empty; name a new or an empty folder.")
-    marks.order(chapter, "export")
     for name, text in texts(chapter).items():
         write(target / name, text)
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, target)
-    print(
-        f"Build it with: pip install --no-build-isolation {target.absolute()}"
-    )
-
-
-def main(command: str = "", *rest: str) -> None:
-    if command == "build":
-        for name in rest:
-            marks.order(name, "build")
-        build(*(rest or built()))
-    elif command == "export" and len(rest) == 2:
-        export(rest[0], Path(rest[1]))
-    elif command == "check" and not rest:
-        for path in marks.sources():
-            marks.parse(path)
-    else:
-        sys.exit(__doc__)
+    print("Build it with: pip install --no-build-isolation", target.absolute())
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
-    except (BuildError, MarkError) as error:
+        match sys.argv[1:]:
+            case "build", *names:
+                build(*names or built())
+            case "export", name, target:
+                export(name, Path(target))
+            case _:
+                sys.exit(__doc__)
+    except (BuildError, marks.MarkError) as error:
         sys.exit(str(error))

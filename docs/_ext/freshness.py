@@ -14,42 +14,29 @@ from pathlib import Path
 import marks
 import stages
 from jupyter_cache import get_cache
-from sphinx.errors import ExtensionError
-
-
-def build_states(app) -> None:
-    try:
-        stages.build(*stages.built())
-    except (stages.BuildError, marks.MarkError) as error:
-        raise ExtensionError(str(error)) from error
 
 
 def page_fingerprint(chapter: str) -> str:
     """Of what a page runs on: two states, the scripts, the look of figures."""
-    beside = [*(marks.ROOT / "chapters").glob("scripts/*.py")]
-    beside.append(marks.ROOT / "chapters" / "matplotlibrc")
     states = map(stages.fingerprint, (marks.previous(chapter), chapter))
-    return stages.digest(
-        *states, *(path.read_text() for path in sorted(beside))
-    )
+    scripts = sorted((marks.ROOT / "chapters").glob("scripts/*.py"))
+    beside = [*scripts, marks.ROOT / "chapters" / "matplotlibrc"]
+    return stages.digest(*states, *(path.read_text() for path in beside))
 
 
 def outdated(app, env, added, changed, removed) -> list[str]:
-    pages = {
-        f"chapters/{marks.PAGES[name].stem}": name for name in marks.written()
-    }
-    now = {page: page_fingerprint(name) for page, name in pages.items()}
+    names = marks.written()
+    pages = [f"chapters/{marks.PAGES[name].stem}" for name in names]
+    now = dict(zip(pages, map(page_fingerprint, names), strict=True))
     store = Path(app.config.nb_execution_cache_path) / "fingerprints.json"
     known = json.loads(store.read_text()) if store.exists() else {}
     app.page_fingerprints = (store, now)
-    stale = {page for page in pages if known.get(page) != now[page]}
-    if stale and app.config.nb_execution_mode == "cache":
-        store.parent.mkdir(parents=True, exist_ok=True)
-        cache = get_cache(str(store.parent))
-        paths = {str(env.doc2path(page)) for page in stale}
-        for record in cache.list_cache_records():
-            if record.uri in paths:
-                cache.remove_cache(record.pk)
+    stale = {page for page in now if known.get(page) != now[page]}
+    cache = get_cache(str(store.parent))
+    paths = {str(env.doc2path(page)) for page in stale}
+    for record in cache.list_cache_records():
+        if record.uri in paths:
+            cache.remove_cache(record.pk)
     # What a build warned about, the next one must say again.
     if app.config.nb_execution_mode == "force" or not known.get("clean", True):
         stale |= env.found_docs
@@ -67,14 +54,15 @@ def spread(app, env, docnames) -> None:
 
 
 def finished(app, exception) -> None:
-    if exception is None and hasattr(app, "page_fingerprints"):
+    if exception is None:
         store, now = app.page_fingerprints
         clean = app._warncount == 0
         stages.write(store, json.dumps({"clean": clean, **now}, indent=1))
 
 
 def setup(app):
-    app.connect("builder-inited", build_states, priority=100)
+    states = stages.built()
+    app.connect("builder-inited", lambda _: stages.build(*states), priority=100)
     app.connect("env-get-outdated", outdated)
     app.connect("env-before-read-docs", spread)
     app.connect("build-finished", finished)

@@ -1,6 +1,6 @@
 """Write notebooks/ from the written chapters, one way.
 
-    python docs/_ext/notebooks.py [--check]
+    python docs/_ext/notebooks.py
 
 Cells stay as they are. Listings are set out in full, and what only the guide
 understands (directives, roles, labels) becomes plain Markdown.
@@ -8,6 +8,7 @@ understands (directives, roles, labels) becomes plain Markdown.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import sys
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "chapters"))
 import listing
 import marks
 
+FOLDER = marks.ROOT / "notebooks"
 FIRST = """\
 # A chapter runs in chapters/, where stages.py and the scripts lie.
 import os
@@ -35,59 +37,45 @@ FENCE = re.compile(
 )
 ROLE = re.compile(r"\{([\w:-]+)\}`([^`<]+?)(?:\s*<([^`]+)>)?`")
 LABEL = re.compile(r"^\(([\w-]+)\)=\n+(?:#+ (.*))?", re.M)
-TEXT_ROLES = {"term", "abbr", "numref"}
-CODE = {"code-block": "", "code": "", "doctest": "pycon"}
-DROPPED = {"ladder", "symptoms", "toctree"}
+PAGES = "\n".join(page.read_text() for page in marks.PAGES.values())
+TITLES = dict(LABEL.findall(PAGES))
 
 
-class Converter:
-    """Turns a chapter's Markdown into a notebook's."""
-
-    def __init__(self, chapter: str) -> None:
-        self.chapter = chapter
-        pages = "\n".join(page.read_text() for page in marks.PAGES.values())
-        self.titles = dict(LABEL.findall(pages))
-
-    def markdown(self, text: str) -> str:
-        text = FENCE.sub(self.directive, text)
-        text = re.sub(r"^\([\w-]+\)=\n", "", text, flags=re.M)
-        return ROLE.sub(self.role, text)
-
-    def role(self, match: re.Match) -> str:
-        name, text, target = match.groups()
-        if name in {"ref", "doc"} and not target:
-            return self.titles.get(re.sub(r".*/(\d\d-)?", "", text), text)
-        return text if target or name in TEXT_ROLES else f"`{text.lstrip('~')}`"
-
-    def directive(self, match: re.Match) -> str:
-        name, argument, body = match["name"], match["argument"], match["body"]
-        if name == "listing":
-            options = dict(
-                re.findall(r":([\w-]+):[ ]*(.*)\n", match["options"])
-            )
-            at = options.get("at", self.chapter)
-            cut = listing.Cut(argument, options, at)
-            where = f", in `{cut.scope}`" if cut.scope else ""
-            title = f"*{cut.name}*: `{argument}`{where}"
-            return code(title, cut.language, cut.text)
-        if name == "changes":
-            parts = listing.changes(self.chapter)
-            return "\n\n".join(code(*part[:3]) for part in parts)
-        if name == "files":
-            command = f"python stages.py export {self.chapter} DIR"
-            return f"`{command}` writes every file at this point."
-        if name in CODE:
-            return code("", argument or CODE[name], body)
-        if name in {"figure", "image"}:
-            return f"![{' '.join(body.split())}]({argument})"
-        title = f"**{argument or name.capitalize()}.**"
-        return (
-            "" if name in DROPPED else f"{title} {self.markdown(body).strip()}"
-        )
+def markdown(chapter: str, text: str) -> str:
+    """A chapter's Markdown as a notebook's."""
+    text = FENCE.sub(functools.partial(directive, chapter), text)
+    text = re.sub(r"^\([\w-]+\)=\n", "", text, flags=re.M)
+    return ROLE.sub(role, text)
 
 
-def code(title: str, language: str, text: str) -> str:
-    block = f"```{language}\n{text}```" if text else ""
+def role(match: re.Match) -> str:
+    name, text, target = match.groups()
+    if name in {"ref", "doc"} and not target:
+        return TITLES.get(re.sub(r".*/(\d\d-)?", "", text), text)
+    plain = target or name in {"term", "numref"}
+    return text if plain else f"`{text.lstrip('~')}`"
+
+
+def directive(chapter: str, match: re.Match) -> str:
+    name, argument, body = match["name"], match["argument"], match["body"]
+    if name == "listing":
+        options = dict(re.findall(r":([\w-]+):[ ]*(.*)\n", match["options"]))
+        cut = listing.listing(argument, options, chapter)
+        title = f"*{cut.name}*: `{argument}`{cut.title}"
+        return code(title, cut.lexer, cut.text)
+    if name == "changes":
+        return "\n\n".join(code(*cut[:3]) for cut in listing.changes(chapter))
+    if name == "files":
+        command = f"python stages.py export {chapter} DIR"
+        return f"`{command}` writes every file at this point."
+    if name == "code-block":
+        return code("", argument, body)
+    title = f"**{argument or name.capitalize()}.**"
+    return f"{title} {markdown(chapter, body).strip()}"
+
+
+def code(title: str, lexer: str, text: str) -> str:
+    block = f"```{lexer}\n{text}```" if text else ""
     return f"{title}\n\n{block}".strip()
 
 
@@ -97,10 +85,9 @@ def notebook(chapter: str) -> str:
     book.metadata = {"kernelspec": book.metadata["kernelspec"]}
     book.nbformat, book.nbformat_minor = 4, 5
     book.cells.insert(0, nbformat.v4.new_code_cell(FIRST))
-    convert = Converter(chapter)
     for number, cell in enumerate(book.cells):
         if cell.cell_type == "markdown":
-            cell.source = convert.markdown(cell.source + "\n").strip()
+            cell.source = markdown(chapter, cell.source + "\n").strip()
         cell.metadata.pop("mystnb", None)
         text = f"{number}\0{cell.source}"
         cell.id = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -109,26 +96,18 @@ def notebook(chapter: str) -> str:
 
 def generate() -> dict[Path, str]:
     """Every notebook: path and text."""
-    folder = marks.ROOT / "notebooks"
-    names = {c: f"{marks.PAGES[c].stem}.ipynb" for c in marks.written()}
-    return {folder / name: notebook(chapter) for chapter, name in names.items()}
+    pages = {c: marks.PAGES[c].stem for c in marks.written()}
+    return {FOLDER / f"{pages[c]}.ipynb": notebook(c) for c in pages}
 
 
 def stale(books: dict[Path, str]) -> list[Path]:
     """The notebooks that are missing, out of date, or one too many."""
-    there = set((marks.ROOT / "notebooks").glob("*.ipynb"))
-    same = {p for p in there & books.keys() if p.read_text() == books[p]}
-    return sorted((there | books.keys()) - same)
-
-
-def main() -> None:
-    books = generate()
-    names = [marks.relative(path) for path in stale(books)]
-    if "--check" in sys.argv and names:
-        sys.exit(f"out of date: {', '.join(names)}; run make notebooks")
-    for path in stale(books):
-        path.write_text(books[path]) if path in books else path.unlink()
+    there = {path: path.read_text() for path in FOLDER.glob("*.ipynb")}
+    paths = sorted(there.keys() | books.keys())
+    return [path for path in paths if there.get(path) != books.get(path)]
 
 
 if __name__ == "__main__":
-    main()
+    books = generate()
+    for path in stale(books):
+        path.write_text(books[path]) if path in books else path.unlink()

@@ -12,18 +12,14 @@ from collections import defaultdict
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-ERROR = re.compile(
-    r"^((?:\w+(?:Error|Exception|Warning)|SIG[A-Z]+): .+)$", re.M
-)
-
-
-class Placeholder(nodes.General, nodes.Element):
-    """Stands for the index until every page is read."""
+ERROR = re.compile(r"^(?:\w+(?:Error|Exception|Warning)|SIG[A-Z]+): .+", re.M)
 
 
 class Symptoms(SphinxDirective):
+    """Stands for the index until every page is read."""
+
     def run(self) -> list[nodes.Node]:
-        return [Placeholder()]
+        return [nodes.bullet_list()]
 
 
 def gather(app, doctree) -> None:
@@ -37,38 +33,28 @@ def gather(app, doctree) -> None:
     app.env.metadata[app.env.docname]["symptoms"] = found
 
 
-def updated(app, env) -> list[str]:
-    """Write the index anew whenever anything is read."""
-    return ["docs/symptoms"]
-
-
 def resolve(app, doctree, docname) -> None:
-    places = defaultdict(list)
+    if docname != "docs/symptoms":
+        return
+    links = defaultdict(list)
     for page, about in sorted(app.env.metadata.items()):
+        number = app.env.toc_secnumbers.get(page, {}).get("", ())
+        title = f"{'.'.join(map(str, number))} {app.env.titles[page].astext()}"
+        uri = app.builder.get_relative_uri(docname, page)
         for message, section in about.get("symptoms", {}).items():
-            places[message].append((page, section))
-    for node in list(doctree.findall(Placeholder)):
-        rows = nodes.bullet_list()
-        for message in sorted(places):
-            text = nodes.paragraph("", "", nodes.literal("", message))
-            for page, section in places[message]:
-                uri = app.builder.get_relative_uri(docname, page)
-                number = app.env.toc_secnumbers.get(page, {}).get("", ())
-                title = (
-                    ".".join(map(str, number))
-                    + " "
-                    + app.env.titles[page].astext()
-                )
-                link = nodes.reference("", title, refuri=f"{uri}#{section}")
-                text += [nodes.Text(" "), link]
-            rows += nodes.list_item("", text)
-        node.replace_self(rows)
+            link = nodes.reference("", title, refuri=f"{uri}#{section}")
+            links[message] += [nodes.Text(" "), link]
+    index = next(doctree.findall(nodes.bullet_list))
+    for message in sorted(links):
+        text = nodes.paragraph("", "", nodes.literal("", message))
+        text += links[message]
+        index += nodes.list_item("", text)
 
 
 def setup(app):
-    app.add_node(Placeholder)
     app.add_directive("symptoms", Symptoms)
     app.connect("doctree-read", gather)
-    app.connect("env-updated", updated)
+    # The index is written anew whenever anything is read.
+    app.connect("env-updated", lambda app, env: ["docs/symptoms"])
     app.connect("doctree-resolved", resolve)
     return {"version": "1", "parallel_read_safe": True}

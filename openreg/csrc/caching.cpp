@@ -256,7 +256,9 @@ void eachCounter(Statistics& it, Change change) {
 
 void Counter::add(std::int64_t amount) {
   current += amount;
-  peak = std::max(peak, current);
+  if (current > peak) { // seldom, and a branch is cheaper than a store
+    peak = current;
+  }
   allocated += amount;
 }
 
@@ -307,6 +309,16 @@ struct DeviceCache::Impl {
   void recycle(Use* use);
   bool drop(Context& context) noexcept;
   void remember(
+      Entry::Action action,
+      std::uintptr_t address,
+      std::size_t size,
+      std::uint64_t stream,
+      const Context& context) noexcept {
+    if (historyLimit > 0) {
+      rememberNow(action, address, size, stream, context);
+    }
+  }
+  void rememberNow(
       Entry::Action action,
       std::uintptr_t address,
       std::size_t size,
@@ -448,15 +460,12 @@ bool DeviceCache::Impl::drop(Context& context) noexcept {
   }
 }
 
-void DeviceCache::Impl::remember(
+void DeviceCache::Impl::rememberNow(
     Entry::Action action,
     std::uintptr_t address,
     std::size_t size,
     std::uint64_t stream,
     const Context& context) noexcept {
-  if (historyLimit == 0) {
-    return;
-  }
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   Entry entry{
       action,
