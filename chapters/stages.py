@@ -275,7 +275,8 @@ def use(chapter: str) -> None:
     _opened = chapter
     python = sys.modules.get("IPython")
     if shell := python and python.get_ipython():
-        for name, at in (("before", previous(chapter)), ("fresh", chapter)):
+        states = {"before": previous(chapter), "fresh": chapter}
+        for name, at in {**states, "finished": CHAPTERS[-1]}.items():
             magic = functools.partial(run_cell, at)
             shell.register_magic_function(magic, "cell", name)
         figures = shell.config.InlineBackend  # their look: matplotlibrc
@@ -355,6 +356,14 @@ def run_cell(chapter: str | None, line: str, cell: str) -> None:
         print(sentence(ended, message))
     else:
         print(tidy(said), end="", file=sys.stderr)
+
+
+def finished(code: str) -> str:
+    """What a program prints that runs with the finished package."""
+    done = processes.run(code, environment(CHAPTERS[-1]))
+    if done.returncode:
+        raise AssertionError(done.stdout + done.stderr)
+    return done.stdout
 
 
 def export(chapter: str, target: Path) -> None:

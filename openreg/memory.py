@@ -33,6 +33,9 @@ def memory_allocated(device: Device = None) -> int:
     return torch.accelerator.memory_allocated(_index(device))
 
 
+# [/memory: figures]
+
+
 def max_memory_allocated(device: Device = None) -> int:
     """The most bytes that tensors held since the last reset."""
     return torch.accelerator.max_memory_allocated(_index(device))
@@ -62,8 +65,6 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Free and total bytes of a device, as its driver says."""
     return torch.accelerator.get_memory_info(_index(device))
 
-
-# [/memory: figures]
 
 
 def empty_cache() -> None:
@@ -98,7 +99,6 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 # [/memory: limit]
 
 
-# [memory: pinned-figures]
 def host_memory_stats() -> dict[str, int]:
     """Counters of the page-locked host memory; sizes are bytes."""
     return _C.host_memory_stats()
@@ -114,10 +114,7 @@ def reset_accumulated_host_memory_stats() -> None:
     _C.reset_host_memory_stats(False)
 
 
-# [/memory: pinned-figures]
 
-
-# [memory: summary]
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     """A table of the counters, for people.
 
@@ -168,10 +165,7 @@ def _size(count: int) -> str:
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.2f} {unit}"
 
 
-# [/memory: summary]
 
-
-# [memory: history]
 def _record_memory_history(
     enabled: str | None = "all",
     context: str | None = "all",
@@ -209,6 +203,7 @@ def _record_memory_history(
     _C.record_memory_history(entries, context is not None, stacks == "all")
 
 
+# [memory: snapshot]
 def _snapshot(device: Device = None) -> dict[str, Any]:
     """All segments and blocks, and the history that was recorded.
 
@@ -242,4 +237,4 @@ def memory_snapshot() -> list[dict[str, Any]]:
     return _snapshot()["segments"]
 
 
-# [/memory: history]
+# [/memory: snapshot]

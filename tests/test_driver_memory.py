@@ -34,6 +34,17 @@ def test_blocks_are_aligned_apart_and_keep_their_contents():
         driver.free(block)
 
 
+def test_freeing_a_large_block_leaves_its_neighbours_alone():
+    """Its pages go back to the system; the last is shared with the next."""
+    for tail in (512, 1024, 3584):
+        large = driver.malloc((1 << 20) + tail)
+        behind = driver.upload(b"\x07" * 512)
+        assert behind == large + (1 << 20) + tail  # else nothing is tested
+        driver.free(large)
+        assert driver.download(behind, 512) == b"\x07" * 512
+        driver.free(behind)
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_allocation_belongs_to_the_current_device(device):
     with driver.on_device(device):

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import driver
 import driver_child
@@ -232,3 +233,21 @@ def test_default_stream_cannot_be_destroyed():
     default.launch(lambda _: ran.append(True))
     default.synchronize()
     assert ran
+
+
+def test_a_handle_that_is_no_stream_is_refused():
+    """Also one that points at readable memory, or just beside a stream."""
+    stream = driver.Stream()
+    nothing = ctypes.create_string_buffer(4096)
+    for handle in (16, ctypes.addressof(nothing), stream.handle + 64):
+        with pytest.raises(driver.DriverError, match="is not a stream") as error:
+            driver.Stream(handle=handle).query()
+        assert error.value.name == "orErrorInvalidHandle"
+    assert stream.query()
+
+
+def test_streams_are_known_to_threads_that_did_not_make_them():
+    streams = [driver.Stream() for _ in range(40)]  # more than are remembered
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert all(pool.map(driver.Stream.query, streams))

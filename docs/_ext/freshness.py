@@ -17,8 +17,11 @@ from jupyter_cache import get_cache
 
 
 def page_fingerprint(chapter: str) -> str:
-    """Of what a page runs on: two states, the scripts, the look of figures."""
-    states = map(stages.fingerprint, (marks.previous(chapter), chapter))
+    """Of what a page runs on: its states, the scripts, the look of figures."""
+    names = [marks.previous(chapter), chapter]
+    if "finished" in marks.PAGES[chapter].read_text():
+        names.append(marks.CHAPTERS[-1])  # %%finished, stages.finished()
+    states = map(stages.fingerprint, names)
     scripts = sorted((marks.ROOT / "chapters").glob("scripts/*.py"))
     beside = [*scripts, marks.ROOT / "chapters" / "matplotlibrc"]
     return stages.digest(*states, *(path.read_text() for path in beside))

@@ -6,7 +6,6 @@
 #include <c10/util/Exception.h>
 
 #include <array>
-#include <atomic>
 #include <cstdio>
 #include <string>
 
@@ -22,8 +21,6 @@ using Stats = c10::CachingDeviceAllocator::DeviceStats;
 using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
 
 constexpr std::size_t kMaxDevices = 16;
-
-std::atomic<bool> used{false};
 
 // [memory: apply-settings]
 // PYTORCH_ALLOC_CONF, as PyTorch has parsed it.
@@ -79,7 +76,6 @@ std::array<DeviceCache*, kMaxDevices>& caches() {
 }();
 // [/memory: caches]
 
-// [memory: shortage]
 std::string sized(std::size_t bytes) {
   std::array<char, 32> text;
   const double amount = static_cast<double>(bytes);
@@ -93,6 +89,7 @@ std::string sized(std::size_t bytes) {
   return text.data();
 }
 
+// [memory: shortage]
 [[noreturn]] void refuse(
     c10::Device device, const caching::Shortage& shortage) {
   std::string limit;
@@ -182,7 +179,6 @@ struct Allocator final : c10::DeviceAllocator {
     if (bytes == 0) {
       return {nullptr, nullptr, &release, device};
     }
-    used.store(true, std::memory_order_relaxed);
     orError error = orSuccess;
     caching::Shortage shortage{};
     Block* const block =
@@ -217,10 +213,16 @@ struct Allocator final : c10::DeviceAllocator {
         dst, src, bytes, orMemcpyDeviceToDevice, currentStream()));
   }
 
-  // False until there is something to ask about. PyTorch's other questions
-  // come after this one, and must not start a device.
+  // Whether there is anything to ask about. PyTorch asks this first, and its
+  // other questions only then: none of them may start a device.
   bool initialized() override {
-    return used.load(std::memory_order_relaxed);
+    for (int device = 0; device < deviceCount(); ++device) {
+      int started = 0;
+      if (orDeviceGetState(device, &started) == orSuccess && started != 0) {
+        return true;
+      }
+    }
+    return false;
   }
 
   void emptyCache(c10::MempoolId_t pool) override {

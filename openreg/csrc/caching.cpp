@@ -74,7 +74,6 @@ std::size_t roundTo(std::size_t step, std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// [memory: bins]
 // Free blocks by size, 16 bins for each power of two. A bit for each bin that
 // has blocks finds the next one in two instructions.
 class Bins {
@@ -110,6 +109,7 @@ class Bins {
     }
   }
 
+  // [memory: bins]
   // A block of `least` to `most` bytes, among the first `look` of each bin.
   // Those of the bin for `least` itself may be too small; of the next one that
   // is not empty, any will do.
@@ -127,6 +127,7 @@ class Bins {
     }
     return nullptr;
   }
+  // [/memory: bins]
 
  private:
   static constexpr std::size_t kSteps = 16;
@@ -165,7 +166,6 @@ class Bins {
   std::array<std::uint16_t, kLevels> steps_{};
   std::array<Block*, kBins> heads_{};
 };
-// [/memory: bins]
 
 // Held for some tens of nanoseconds, while a sleeping lock takes twice as long
 // to come and go as the work it guards.
@@ -588,7 +588,7 @@ Block* DeviceCache::Impl::find(const Request& request, std::size_t look) {
 }
 // [/memory: find]
 
-// [memory: split-merge]
+// [memory: split]
 // Take a free block out of its bin, and put back what is left of it.
 Block* DeviceCache::Impl::take(Block* block, const Request& request) {
   Segment& segment = *block->segment;
@@ -624,6 +624,9 @@ Block* DeviceCache::Impl::take(Block* block, const Request& request) {
   return block;
 }
 
+// [/memory: split]
+
+// [memory: merge]
 void DeviceCache::Impl::absorbNext(Block* block) {
   Block* gone = block->next;
   block->size += gone->size;
@@ -674,7 +677,7 @@ void DeviceCache::Impl::complete(Block* block) noexcept {
     add(statistics.inactiveSplitBytes, kind, block->size);
   }
 }
-// [/memory: split-merge]
+// [/memory: merge]
 
 // [memory: allocate]
 Block* DeviceCache::allocate(
@@ -729,6 +732,9 @@ Block* DeviceCache::allocate(
   return block;
 }
 
+// [/memory: allocate]
+
+// [memory: obtain]
 // Nothing in the cache is known to fit. From here on the lock is let go now and
 // then, and other threads allocate and free.
 Block* DeviceCache::Impl::obtain(Hold& hold, Request& request) {
@@ -775,12 +781,15 @@ Block* DeviceCache::Impl::obtain(Hold& hold, Request& request) {
   return block;
 }
 
+// [/memory: obtain]
+
 // Look once more, at all blocks, after those whose events have happened.
 Block* DeviceCache::Impl::again(Request& request) {
   poll();
   return find(request, SIZE_MAX);
 }
 
+// [memory: grow]
 // A new segment from the driver, as one free block.
 Block* DeviceCache::Impl::grow(
     Hold& hold, Request& request, std::size_t bytes) {
@@ -801,6 +810,7 @@ Block* DeviceCache::Impl::grow(
   }
   hold.lock();
   promised -= bytes;
+  // [/memory: grow]
   if (request.error != orSuccess) {
     recycle(block);
     return nullptr;
@@ -870,7 +880,6 @@ void DeviceCache::Impl::explain(const Request& request, Shortage* shortage) {
     *shortage = why;
   }
 }
-// [/memory: allocate]
 
 // [memory: free]
 void DeviceCache::free(Block* block) noexcept {
@@ -964,7 +973,7 @@ void DeviceCache::Impl::poll() noexcept {
 }
 // [/memory: pending]
 
-// [memory: empty-cache]
+// [memory: give-back]
 // Work that is queued on the segment's own stream may still use it, so the
 // driver frees it in the order of that stream: nothing waits here, and orMalloc
 // waits by itself if it needs the memory. Other streams' uses have ended.
@@ -976,6 +985,7 @@ void DeviceCache::Impl::giveBack(
   if (orFreeAsync(memory, arena.stream) != orSuccess) {
     hold.refused.push_back(memory); // the stream was destroyed: wait, unlocked
   }
+  // [/memory: give-back]
   remember(
       Entry::Action::SegmentFree,
       segment.address,
@@ -1064,6 +1074,7 @@ orError DeviceCache::Impl::empty(
   const auto check = [&result](orError error) {
     result = result == orSuccess ? error : result;
   };
+  // [memory: empty]
   ++statistics.waitsForAll;
   if (!events.empty()) {
     hold.unlock();
@@ -1078,6 +1089,7 @@ orError DeviceCache::Impl::empty(
       giveBack(hold, *segments[i], context);
     }
   }
+  // [/memory: empty]
   if (settle) { // also for what went before, when memory was short
     std::vector<orStream_t> streams;
     for (const Arena* arena : kept) {
@@ -1114,7 +1126,6 @@ orError DeviceCache::emptyCache() {
   Impl::Hold hold(*impl_);
   return impl_->empty(hold, context, true);
 }
-// [/memory: empty-cache]
 
 // ---------------------------------------------------------------- settings
 

@@ -73,7 +73,6 @@ void recordHistory(
 }
 // [/memory: record]
 
-// [memory: dictionaries]
 // The stacks of a whole snapshot are symbolized together, since they share
 // most of their frames; each goes into the dictionaries that wait for it.
 class Frames {
@@ -133,6 +132,7 @@ const char* name(Entry::Action action) {
   return "unknown";
 }
 
+// [memory: describe-segment]
 py::dict describe(
     const caching::SegmentInfo& segment, int device, Frames& frames) {
   py::dict result;
@@ -169,6 +169,9 @@ py::dict describe(
   return result;
 }
 
+// [/memory: describe-segment]
+
+// [memory: describe-entry]
 py::dict describe(const Entry& entry, int device, Frames& frames) {
   py::dict result;
   result["action"] = name(entry.action);
@@ -182,6 +185,8 @@ py::dict describe(const Entry& entry, int device, Frames& frames) {
   frames.add(entry.context, result);
   return result;
 }
+
+// [/memory: describe-entry]
 
 // As torch.cuda.memory._snapshot() has it, which is what the visualizer reads.
 py::dict snapshot() {
@@ -211,9 +216,7 @@ py::dict snapshot() {
   result["allocator_settings"] = py::dict();
   return result;
 }
-// [/memory: dictionaries]
 
-// [memory: host-stats]
 py::dict hostStatistics() {
   const at::HostStats stats = pinnedAllocator()->get_stats();
   py::dict result;
@@ -232,7 +235,6 @@ py::dict hostStatistics() {
   result["num_host_free"] = stats.num_host_free;
   return result;
 }
-// [/memory: host-stats]
 
 } // namespace
 

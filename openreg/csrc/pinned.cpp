@@ -112,7 +112,16 @@ struct PinnedCache final : at::CachingHostAllocatorImpl<c10::Stream, Event> {
 void release(void* block);
 
 struct PinnedAllocator final
-    : at::CachingHostAllocatorInterface<PinnedCache, &release> {};
+    : at::CachingHostAllocatorInterface<PinnedCache, &release> {
+  // In a fork, blocks of the parent's cache are plain memory.
+  c10::DataPtr allocate(size_t bytes) override {
+    int started = 0;
+    if (orDeviceGetState(0, &started) == orErrorForked) {
+      raise(orErrorForked, std::source_location::current());
+    }
+    return CachingHostAllocatorInterface::allocate(bytes);
+  }
+};
 // [/memory: pinned-cache]
 
 } // namespace

@@ -12,6 +12,7 @@ namespace {
 // Freed ranges of at least this size go back to the system at once; for
 // smaller ones the call costs more than the pages are worth.
 constexpr std::size_t kReturnToSystem = std::size_t{1} << 20;
+constexpr std::uintptr_t kPage = 4096;
 
 std::size_t roundUp(std::size_t bytes) {
   return (bytes + Heap::kAlignment - 1) / Heap::kAlignment * Heap::kAlignment;
@@ -112,7 +113,12 @@ void Heap::release(const void* ptr) {
   blocks_.erase(block);
   --retired_;
   if (size >= kReturnToSystem) {
-    madvise(windows().backing(ptr), size, MADV_DONTNEED);
+    // Whole pages only: the system would round the length up, and the rest of
+    // the last page may be the start of a neighbour.
+    const std::uintptr_t start = address(windows().backing(ptr));
+    const std::uintptr_t first = (start + kPage - 1) / kPage * kPage;
+    const std::uintptr_t last = (start + size) / kPage * kPage;
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
   }
   auto next = free_.lower_bound(begin);
   if (next != free_.end() && begin + size == next->first) {

@@ -13,6 +13,7 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/native/UnaryOps.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
@@ -35,7 +36,6 @@ using Given = std::optional<at::Generator>;
 
 constexpr char kRandomName[] = "random";
 constexpr char kDropoutName[] = "dropout";
-constexpr char kRandpermName[] = "randperm";
 
 // [kernels: words]
 std::uint64_t word64(Philox& engine) {
@@ -158,18 +158,18 @@ struct UniformKernel {
       double from,
       double to,
       const Given& given) {
-    sample(
-        iter.tensor(0), given, [=](const at::Tensor& out, PhiloxState state) {
-          OPENREG_FLOATING(out.scalar_type(), "uniform_", [&] {
-            const auto low = static_cast<scalar_t>(from);
-            const auto high = static_cast<scalar_t>(to);
-            drawEach<scalar_t>(out, state, [=](Philox& engine) {
-              const auto drawn =
-                  static_cast<scalar_t>(uniform<scalar_t>(engine, low, high));
-              return drawn == high ? low : drawn; // rounded up to the open end
-            });
-          });
+    const at::Tensor& self = iter.tensor(0);
+    OPENREG_FLOATING(self.scalar_type(), "uniform_", [&] {
+      const auto low = static_cast<scalar_t>(from);
+      const auto high = static_cast<scalar_t>(to);
+      sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
+        drawEach<scalar_t>(out, state, [=](Philox& engine) {
+          const auto drawn =
+              static_cast<scalar_t>(uniform<scalar_t>(engine, low, high));
+          return drawn == high ? low : drawn; // rounded up to the open end
         });
+      });
+    });
   }
 };
 // [/kernels: uniform]
@@ -181,9 +181,9 @@ struct NormalKernel {
       double mean,
       double deviation,
       const Given& given) {
-    sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
-      OPENREG_FLOATING(out.scalar_type(), "normal_", [&] {
-        using Wide = at::dist_acctype<scalar_t>;
+    OPENREG_FLOATING(self.scalar_type(), "normal_", [&] {
+      using Wide = at::dist_acctype<scalar_t>;
+      sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
         generate<scalar_t>(out, state, [=](Philox& engine) {
           std::array<scalar_t, kPerGroup<Wide>> group;
           for (std::size_t i = 0; i < group.size(); i += 2) {
@@ -204,10 +204,10 @@ struct NormalKernel {
 template <typename Transform>
 void transformed(
     const at::Tensor& self, const Given& given, Transform transform) {
-  sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
-    OPENREG_ALL_TYPES(out.scalar_type(), "random", [&] {
-      using Wide =
-          std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+  OPENREG_ALL_TYPES(self.scalar_type(), "random", [&] {
+    using Wide =
+        std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+    sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
       generate<scalar_t>(out, state, [=](Philox& engine) {
         std::array<scalar_t, kPerGroup<Wide>> group;
         for (scalar_t& element : group) {
@@ -254,7 +254,9 @@ struct GeometricKernel {
   void operator()(at::TensorIteratorBase& iter, double p, const Given& given) {
     transformed(iter.tensor(0), given, [=](auto drawn) {
       using T = decltype(drawn);
-      return at::transformation::geometric<T>(1 - drawn, static_cast<T>(p));
+      const T trials =
+          at::transformation::geometric<T>(1 - drawn, static_cast<T>(p));
+      return std::max(trials, T{1}); // none for a drawn 0
     });
   }
 };
@@ -309,8 +311,9 @@ struct BernoulliKernel {
 template <typename>
 struct RandomKernel {
   void operator()(at::TensorIteratorBase& iter, const Given& given) {
-    sample(iter.tensor(0), given, [](const at::Tensor& out, PhiloxState state) {
-      OPENREG_ALL_TYPES(out.scalar_type(), "random_", [&] {
+    const at::Tensor& self = iter.tensor(0);
+    OPENREG_ALL_TYPES(self.scalar_type(), "random_", [&] {
+      sample(self, given, [](const at::Tensor& out, PhiloxState state) {
         generate<scalar_t>(out, state, [](Philox& engine) {
           std::array<scalar_t, 2> group;
           for (scalar_t& element : group) {
@@ -331,24 +334,23 @@ struct RandomRangeKernel {
       std::uint64_t range,
       std::int64_t base,
       const Given& given) {
-    sample(
-        iter.tensor(0), given, [=](const at::Tensor& out, PhiloxState state) {
-          OPENREG_ALL_TYPES(out.scalar_type(), "random_", [&] {
-            generate<scalar_t>(out, state, [=](Philox& engine) {
-              std::array<scalar_t, 2> group;
-              for (scalar_t& element : group) {
-                const std::uint64_t word = word64(engine);
-                element =
-                    range == 0
-                        ? at::transformation::uniform_int_full_range<scalar_t>(
-                              word)
-                        : at::transformation::uniform_int_from_to<scalar_t>(
-                              word, range, base);
-              }
-              return group;
-            });
-          });
+    const at::Tensor& self = iter.tensor(0);
+    OPENREG_ALL_TYPES(self.scalar_type(), "random_", [&] {
+      sample(self, given, [=](const at::Tensor& out, PhiloxState state) {
+        generate<scalar_t>(out, state, [=](Philox& engine) {
+          std::array<scalar_t, 2> group;
+          for (scalar_t& element : group) {
+            const std::uint64_t word = word64(engine);
+            element =
+                range == 0
+                    ? at::transformation::uniform_int_full_range<scalar_t>(word)
+                    : at::transformation::uniform_int_from_to<scalar_t>(
+                          word, range, base);
+          }
+          return group;
         });
+      });
+    });
   }
 
   void operator()(at::TensorIteratorBase& iter, const Given& given) {
@@ -382,6 +384,11 @@ at::Tensor normalTensorTensor(
 }
 
 at::Tensor& exponential_(at::Tensor& self, double lambda, Given given) {
+  TORCH_CHECK(
+      at::isFloatingType(self.scalar_type()),
+      "Exponential distribution is a continuous probability distribution. "
+      "dtype must be a floating point but you specified ",
+      self.scalar_type());
   return templates::exponential_impl_<ExponentialKernel, Generator>(
       self, lambda, given);
 }
@@ -434,16 +441,18 @@ at::Tensor& randomFrom(
 }
 
 // [kernels: randperm]
-// Fisher and Yates' shuffle: one number for each element, in order.
+// Fisher and Yates' shuffle. Each step has a subsequence of its own: in one
+// subsequence, the next kernel's numbers would be among ours.
 at::Tensor& randpermOut(std::int64_t n, Given given, at::Tensor& out) {
   TORCH_CHECK(n >= 0, "randperm needs n of at least 0, not ", n);
-  at::native::check_supported_max_int_with_precision(n, out);
+  at::native::check_supported_max_int_with_precision(
+      n, at::empty({0}, out.options().device(at::kCPU)));
   out.resize_({n});
   sample(out, given, [n](const at::Tensor& result, PhiloxState state) {
     std::vector<std::int64_t> order(static_cast<std::size_t>(n));
     std::iota(order.begin(), order.end(), 0);
-    Philox engine(state.seed, 0, state.offset / 4);
     for (std::size_t last = order.size(); last > 1; --last) {
+      Philox engine(state.seed, last, state.offset / 4);
       std::swap(order[last - 1], order[word64(engine) % last]);
     }
     result.copy_(at::from_blob(order.data(), {n}, at::kLong));
@@ -467,7 +476,14 @@ static void multinomialKernel(
       given,
       [weights = deviceView(weights), draws](
           const at::Tensor& out, PhiloxState state) {
-        const at::Tensor sums = weights.to(at::kDouble).cumsum(-1).contiguous();
+        const at::Tensor wide = weights.to(at::kDouble);
+        const at::Tensor sums = wide.cumsum(-1).contiguous();
+        const at::Tensor totals = sums.select(-1, -1);
+        TORCH_CHECK(
+            wide.ge(0).all().item<bool>() && totals.gt(0).all().item<bool>() &&
+                totals.isfinite().all().item<bool>(),
+            "multinomial expects finite weights of at least 0 that are not all "
+            "0 in a row");
         const double* const limits = sums.const_data_ptr<double>();
         const std::int64_t choices = weights.size(-1);
         std::int64_t* const chosen = out.mutable_data_ptr<std::int64_t>();
@@ -493,6 +509,10 @@ void scaled(
 // Without `training` nothing is dropped.
 std::tuple<at::Tensor, at::Tensor> nativeDropout(
     const at::Tensor& input, double p, std::optional<bool> training) {
+  TORCH_CHECK(
+      at::canCast(at::kFloat, input.scalar_type()),
+      "result type Float can't be cast to the desired output type ",
+      input.scalar_type());
   const at::Tensor mask =
       at::empty_like(input, input.options().dtype(at::kBool));
   const at::Tensor output = at::empty_like(input);
