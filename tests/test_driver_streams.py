@@ -240,7 +240,9 @@ def test_a_handle_that_is_no_stream_is_refused():
     stream = driver.Stream()
     nothing = ctypes.create_string_buffer(4096)
     for handle in (16, ctypes.addressof(nothing), stream.handle + 64):
-        with pytest.raises(driver.DriverError, match="is not a stream") as error:
+        with pytest.raises(
+            driver.DriverError, match="is not a stream"
+        ) as error:
             driver.Stream(handle=handle).query()
         assert error.value.name == "orErrorInvalidHandle"
     assert stream.query()
