@@ -232,8 +232,14 @@ def test_overlap_is_refused_and_nothing_written():
 def test_mixed_devices_are_refused():
     zero, one = (torch.ones(2, device=f"openreg:{i}") for i in (0, 1))
     for left, right in ((zero, torch.ones(2)), (zero, one)):
-        with pytest.raises(RuntimeError, match=r"device|backend"):
-            left.mul(right)
+        for call in (
+            left.mul,
+            lambda other: torch.cat([left, other]),  # noqa: B023
+            lambda other: torch.cat([other, left]),  # noqa: B023
+            lambda other: torch.masked_select(left, other > 0),  # noqa: B023
+        ):
+            with pytest.raises(RuntimeError, match="on the same device"):
+                call(right)
     with pytest.raises(RuntimeError, match="storage"):
         torch.empty(0, device="openreg").set_(torch.ones(2))
     with pytest.raises(RuntimeError, match="storage"):

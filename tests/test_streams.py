@@ -195,8 +195,9 @@ def test_nothing_is_captured():
 
 def test_making_a_stream_starts_only_its_device():
     code = """
-    torch.accelerator.current_stream(1)
-    torch.openreg.Event(), torch.Event("openreg")
+    event = torch.Event("openreg")
+    event.synchronize()
+    torch.openreg.Event()
     print(torch.openreg.is_initialized())
     torch.Stream(device="openreg:1")
     print(openreg._C.is_started(0), openreg._C.is_started(1))
@@ -210,8 +211,6 @@ def test_making_a_stream_starts_only_its_device():
 )
 def test_the_default_stream_takes_nothing_from_the_pool():
     code = """
-    torch.openreg.default_stream(1)
-    print(torch.openreg.is_initialized())
     first = torch.Stream(device="openreg")
     for _ in range(40):
         torch.openreg.default_stream()
@@ -219,7 +218,7 @@ def test_the_default_stream_takes_nothing_from_the_pool():
     rest = {torch.Stream(device="openreg") for _ in range(31)}
     print(len(rest - {first}))
     """
-    assert run(code).split() == ["False", "31"]
+    assert run(code) == "31"
 
 
 # -------------------------------------------------------------- the pool
@@ -583,6 +582,22 @@ def test_waiting_for_a_device_is_for_the_one_that_is_named(hold, module):
     module.synchronize(1)
     assert stream.query()
     assert accelerator.current_device_index() == 0
+
+
+@pytest.mark.xfail(
+    reason="torch.accelerator.synchronize(index) returns at once until "
+    "PyTorch has called _lazy_init(), which torch.Stream does not",
+    strict=True,
+)
+def test_the_first_wait_of_a_process_is_for_a_device_too():
+    code = """
+    stream = torch.Stream(device="openreg:0")
+    with stream:
+        torch.openreg._sleep(200_000_000)
+    torch.accelerator.synchronize(0)
+    print(stream.query())
+    """
+    assert run(code) == "True"
 
 
 # ---------------------------------------------------------------- events
@@ -1008,6 +1023,7 @@ def test_the_trace_tells_what_happens_and_to_what():
     from openreg import _gpu_trace
 
     torch._C._activate_gpu_trace()
+    default = torch.accelerator.current_stream()
     names = {}
     for registry in (n for n in dir(_gpu_trace) if n.endswith("Callbacks")):
         def call(*arguments, registry=registry):
@@ -1027,7 +1043,7 @@ def test_the_trace_tells_what_happens_and_to_what():
     torch.Event("openreg").synchronize()
     del event
     names.clear()
-    torch.openreg.default_stream().record_event()
+    default.record_event()
     """
     assert run(code).splitlines() == [
         "StreamCreation new",

@@ -13,7 +13,7 @@
 
 #include "openreg/csrc/module.h"
 #include "openreg/csrc/ops/fallback.h"
-#include "openreg/csrc/ops/overlap.h"
+#include "openreg/csrc/ops/arguments.h"
 
 namespace openreg {
 namespace {
@@ -69,7 +69,7 @@ void note(const std::string& name) {
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string name = toString(op.operator_name());
-  checkOverlap(op.schema(), *stack);
+  checkArguments(op.schema(), *stack);
   note(name);
   try {
     at::native::cpu_fallback(op, stack, /*error_on_views=*/true);

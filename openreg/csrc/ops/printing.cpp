@@ -4,7 +4,7 @@
 #include <ATen/native/CPUFallback.h>
 #include <torch/library.h>
 
-#include "openreg/csrc/ops/overlap.h"
+#include "openreg/csrc/ops/arguments.h"
 
 // [fallback: include-ledger]
 #include "openreg/csrc/ops/fallback.h"
@@ -15,7 +15,7 @@ namespace {
 
 // [ops: printing]
 void onHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  checkOverlap(op.schema(), *stack);
+  checkArguments(op.schema(), *stack);
   // [fallback: count-printing]
   countFallback(toString(op.operator_name())); // asked for, so no warning
   // [/fallback: count-printing]

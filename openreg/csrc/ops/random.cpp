@@ -317,7 +317,12 @@ struct RandomKernel {
         generate<scalar_t>(out, state, [](Philox& engine) {
           std::array<scalar_t, 2> group;
           for (scalar_t& element : group) {
-            element = at::transformation::uniform_int<scalar_t>(word64(engine));
+            const std::uint64_t word = word64(engine);
+            if constexpr (std::is_same_v<scalar_t, std::uint64_t>) {
+              element = word; // all of them: the template would divide by 0
+            } else {
+              element = at::transformation::uniform_int<scalar_t>(word);
+            }
           }
           return group;
         });
