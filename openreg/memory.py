@@ -210,7 +210,7 @@ def _snapshot(device: Device = None) -> dict[str, Any]:
     Args:
         device: only this one's; all for None.
 
-    The form is :py:func:`torch.cuda.memory._snapshot`'s, which PyTorch's
+    The form is that of ``torch.cuda.memory._snapshot``, which PyTorch's
     memory visualizer reads.
     """
     taken = _C.memory_snapshot()

@@ -228,7 +228,8 @@ def test_a_block_belongs_to_the_device_that_was_asked_for():
         (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
         (10 * MIB, 10 * MIB, 10 * MIB),
         (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (101 * MIB, 101 * MIB, 102 * MIB),
+        (100 * MIB + 1, 100 * MIB + 512, 102 * MIB),
+        (101 * MIB, 102 * MIB, 102 * MIB),  # too little to split off
     ],
 )
 def test_sizes(size, block, segment):
@@ -253,7 +254,7 @@ def test_live_blocks_are_apart():
         assert end <= start
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(4)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_free_neighbors_are_joined(order):
     blocks = [allocate(5 * MIB) for _ in range(4)]  # one segment
     for index in order:
@@ -376,10 +377,10 @@ def test_memory_that_waits_is_waited_for_before_it_is_missed(program, held):
     program.drop(data)
     timer = threading.Timer(0.05, let_go)
     timer.start()
-    storage = allocate(32 * MIB)
+    data = program.make(32 * MIB)  # without the interpreter lock
     timer.join()
     assert stats("num_sync_all_streams") == 1
-    del storage
+    program.drop(data)
 
 
 # -------------------------------------------------------------- figures
@@ -432,7 +433,8 @@ def test_the_counters_agree_with_a_count_of_ones_own():
             large = [size for size in blocks if size > MIB]
             assert now["allocation.all.current"] == len(live)
             assert now["allocation.large_pool.current"] == len(large)
-            assert now["allocated_bytes.large_pool.current"] == sum(large)
+            small = sum(blocks) - sum(large)
+            assert now["allocated_bytes.small_pool.current"] == small
             assert now["requested_bytes.all.current"] == sum(
                 s.nbytes() for s in live
             )
@@ -681,7 +683,7 @@ def test_no_bytes_are_no_block():
 
 
 @pytest.mark.parametrize(
-    "size", [2**40, 2**62, 2**63 - 1, 2**63 - 512, -1, -(2**63)]
+    "size", [2**40, 2**62, 2**63 - 1, 2**63 - 512, -1, -(2**61)]
 )
 def test_absurd_sizes_are_out_of_memory(size):
     held = allocate(KIB)
@@ -721,7 +723,7 @@ def test_a_device_that_is_not_there(call, index):
         ("large_segment_size_mb:32", "5", 32),
         ("", "33", 34),
         ("roundup_power2_divisions:4", "33", 40),
-        ("roundup_power2_divisions:[32:1,64:4,>:1]", "33", 40),
+        ("roundup_power2_divisions:[16:1,32:4,>:1]", "33", 40),
         ("", "-100 12 100", 200),
         ("max_split_size_mb:64", "-100 12 100", 112),
         ("", "-30 40", 70),
@@ -828,7 +830,7 @@ def test_the_history_tells_what_happened_and_who_asked():
     assert "device_free" in events[5]
     times = [event["time_us"] for event in events]
     assert times == sorted(times)
-    assert not trace(1)[:-1]  # the other device only knows the snapshots
+    assert {event["action"] for event in trace(1)} == {"snapshot"}
 
 
 def test_a_block_knows_who_holds_it():
@@ -1104,6 +1106,7 @@ def test_a_tensor_grows_shrinks_and_grows_from_nothing():
 
 
 @operators
+@pytest.mark.filterwarnings("ignore:aten::")  # no kernel yet, no matter
 def test_rounds_of_work_leave_no_memory_behind():
     def work():
         data = torch.ones(1000, device="openreg")

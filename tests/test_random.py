@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.utils.checkpoint import (
     checkpoint,
     get_device_states,
@@ -79,9 +79,9 @@ IMPLICIT = {
     "rand_like": torch.rand_like,
     "randn_like": torch.randn_like,
     "randint_like": lambda x: torch.randint_like(x, 1000),
-    "dropout": F.dropout,
+    "dropout": functional.dropout,
     "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[1],
-    "dropout2d": lambda x: F.dropout2d(x.view(-1, 8, 1, 1)),
+    "dropout2d": lambda x: functional.dropout2d(x.view(-1, 8, 1, 1)),
 }
 EVERY = SAMPLERS | IMPLICIT
 
@@ -129,7 +129,7 @@ def test_another_seed_gives_other_numbers(name):
 def test_the_stream_does_not_matter(name):
     x = half(10_000)
     openreg.synchronize()
-    first, again, other = twice(EVERY[name], x)
+    first = twice(EVERY[name], x)[0]
     with torch.Stream(device="openreg"):
         assert torch.equal(first, twice(EVERY[name], x)[1])
 
@@ -160,7 +160,7 @@ for x in (torch.randperm(10_000, device="openreg"),
 print(found.hexdigest())
 """
     seen = set()
-    for threads in ("1", "2", "4"):
+    for threads in ("1", "4"):
         code_line = code.replace("torch\n", "torch\nimport openreg\n", 1)
         seen.add(
             subprocess.run(
@@ -348,9 +348,22 @@ def test_targets_of_no_dimension_and_of_no_element(name):
     assert offsets() == before
 
 
-def test_overlapping_targets_are_refused():
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *((name, ()) for name in ("uniform_", "normal_", "random_", "cauchy_")),
+        *((name, ()) for name in ("log_normal_", "exponential_")),
+        ("geometric_", (0.5,)),
+        ("bernoulli_", (0.5,)),
+        ("bernoulli_", (torch.tensor(0.5),)),
+    ],
+)
+def test_overlapping_targets_are_refused(name, arguments):
+    before = offsets()
     with pytest.raises(RuntimeError, match="single memory location"):
-        torch.zeros(1, device="openreg").expand(4).uniform_()
+        getattr(half(1).expand(4), name)(*arguments)
+    openreg.synchronize()
+    assert offsets() == before
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -417,7 +430,7 @@ def check_moments(x, mean, variance, fourth):
         ("exponential_", (), (1, 1, 9)),
         ("exponential_", (2,), (1 / 2, 1 / 4, 9 / 16)),
         ("bernoulli_", (0.25,), (0.25, 0.1875, 0.08203125)),
-        ("random_", (0, 2), (0.5, 0.25, 0.0625)),
+        ("random_", (0, 11), (5, 10, 178)),
         ("geometric_", (0.5,), (2, 2, 38)),
     ],
 )
@@ -575,18 +588,20 @@ def test_bad_weights_are_an_error(weights):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dropout_drops_and_scales(dtype):
     x = torch.ones(40_000, dtype=dtype, device="openreg")
-    y = F.dropout(x, 0.2).cpu()
+    y = functional.dropout(x, 0.2).cpu()
     kept = y != 0
     assert abs(kept.double().mean() - 0.8) < SIGMAS * math.sqrt(0.16 / 40_000)
     torch.testing.assert_close(y[kept], torch.full_like(y[kept], 1.25))
-    assert torch.equal(F.dropout(x, 0.2, training=False).cpu(), x.cpu())
-    assert torch.equal(F.dropout(x, 0.0).cpu(), x.cpu())
-    assert not F.dropout(x, 1.0).cpu().any()
+    assert torch.equal(
+        functional.dropout(x, 0.2, training=False).cpu(), x.cpu()
+    )
+    assert torch.equal(functional.dropout(x, 0.0).cpu(), x.cpu())
+    assert not functional.dropout(x, 1.0).cpu().any()
 
 
 def test_dropouts_backward_uses_the_mask():
     x = half(1000).requires_grad_()
-    y = F.dropout(x, 0.25)
+    y = functional.dropout(x, 0.25)
     y.backward(torch.full_like(y, 3.0))
     kept = y.detach().cpu() != 0
     torch.testing.assert_close(x.grad.cpu(), 4.0 * kept)
@@ -605,11 +620,11 @@ def test_dropout_of_strided_inputs():
 def test_the_states_of_checkpointing_repeat_a_dropout():
     x = torch.ones(1000, device="openreg:1")
     devices, states = get_device_states(x)
-    first = F.dropout(x).cpu()
+    first = functional.dropout(x).cpu()
     torch.manual_seed(99)
     set_device_states(devices, states, device_type="openreg")
     assert devices == [1]
-    assert torch.equal(F.dropout(x).cpu(), first)
+    assert torch.equal(functional.dropout(x).cpu(), first)
 
 
 @pytest.mark.skipif(
@@ -621,7 +636,7 @@ def test_dropout_repeats_under_checkpoint(reentrant):
     runs = []
 
     def layer(x):
-        y = F.dropout(x, 0.5)
+        y = functional.dropout(x, 0.5)
         runs.append(y.detach().cpu())
         return y * x
 
@@ -669,9 +684,9 @@ BAD = {
     "weights of int": lambda x: torch.multinomial((x + 1).int(), 2),
     "no weight": lambda x: torch.multinomial(x, 2),
     "weights of dimensions": lambda x: torch.multinomial(x.view(3, 1, 1), 1),
-    "dropout": lambda x: F.dropout(x, 1.5),
+    "dropout": lambda x: functional.dropout(x, 1.5),
     "native_dropout": lambda x: torch.native_dropout(x, 1.5, True),
-    "dropout of int": lambda x: F.dropout(x.int()),
+    "dropout of int": lambda x: functional.dropout(x.int()),
     "overlap": lambda x: x[:1].expand(3).normal_(),
 }
 

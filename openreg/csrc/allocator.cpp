@@ -1,6 +1,7 @@
 // Chapter: memory
 #include "openreg/csrc/allocator.h"
 
+#include <Python.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/util/Exception.h>
@@ -79,12 +80,12 @@ std::array<DeviceCache*, kMaxDevices>& caches() {
 std::string sized(std::size_t bytes) {
   std::array<char, 32> text;
   const double amount = static_cast<double>(bytes);
-  const char* const unit = bytes >= 1 << 30 ? "GiB"
-      : bytes >= 1 << 20                    ? "MiB"
-                                            : "KiB";
-  const double divisor = bytes >= 1 << 30 ? 1 << 30
-      : bytes >= 1 << 20                  ? 1 << 20
-                                          : 1 << 10;
+  const char* const unit = bytes >= 1 << 30   ? "GiB"
+                           : bytes >= 1 << 20 ? "MiB"
+                                              : "KiB";
+  const double divisor = bytes >= 1 << 30   ? 1 << 30
+                         : bytes >= 1 << 20 ? 1 << 20
+                                            : 1 << 10;
   std::snprintf(text.data(), text.size(), "%.2f %s", amount / divisor, unit);
   return text.data();
 }
@@ -95,15 +96,17 @@ std::string sized(std::size_t bytes) {
   std::string limit;
   if (shortage.limit != SIZE_MAX) {
     limit = " This process may use " + sized(shortage.limit) +
-        " (set_per_process_memory_fraction).";
+            " (set_per_process_memory_fraction).";
   }
   const std::size_t idle = shortage.reserved - shortage.allocated;
-  std::string advice = "Use a smaller batch, or free tensors that are still "
-                       "referenced; torch.openreg.memory_summary() says more.";
+  std::string advice =
+      "Use a smaller batch, or free tensors that are still "
+      "referenced; torch.openreg.memory_summary() says more.";
   if (idle >= shortage.rounded) {
-    advice = "What is cached would do, in one piece: it is fragmented. Free "
-             "tensors in the order of their allocation, or set "
-             "PYTORCH_ALLOC_CONF=max_split_size_mb:N.";
+    advice =
+        "What is cached would do, in one piece: it is fragmented. Free "
+        "tensors in the order of their allocation, or set "
+        "PYTORCH_ALLOC_CONF=max_split_size_mb:N.";
   }
   TORCH_CHECK_WITH(
       OutOfMemoryError,
@@ -132,16 +135,18 @@ std::string sized(std::size_t bytes) {
 
 // [memory: report]
 // What torch.profiler (profile_memory=True) and the stream sanitizer are told.
-void report(const Block* block, bool allocated, c10::Device device) {
-  const auto bytes = static_cast<std::int64_t>(size(block));
+void report(const Block* block, bool allocated) {
   if (c10::memoryProfilingEnabled()) [[unlikely]] {
+    int device = 0;
+    orStreamGetDevice(stream(block), &device);
+    const auto bytes = static_cast<std::int64_t>(size(block));
     const caching::Statistics now = owner(block).statistics();
     c10::reportMemoryUsageToProfiler(
         address(block),
         allocated ? bytes : -bytes,
         static_cast<std::size_t>(now.allocatedBytes[caching::kAll].current),
         static_cast<std::size_t>(now.reservedBytes[caching::kAll].current),
-        device);
+        {c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)});
   }
   if (const auto* python = c10::impl::GPUTrace::get_trace()) [[unlikely]] {
     const auto where = reinterpret_cast<std::uintptr_t>(address(block));
@@ -161,15 +166,34 @@ void release(void* context) {
   if (block == nullptr) {
     return;
   }
-  int device = 0;
-  orStreamGetDevice(stream(block), &device);
-  report(
-      block,
-      false,
-      {c10::kPrivateUse1, static_cast<c10::DeviceIndex>(device)});
+  report(block, false);
   owner(block).free(block);
 }
 // [/memory: release]
+
+// [memory: unlocked]
+// Lets go of Python's lock where this thread holds it, as it does in
+// torch.UntypedStorage(): when memory is short, the cache waits for streams,
+// and what they run may need the lock.
+class Unlocked {
+ public:
+  Unlocked()
+      : held_(
+            Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread()
+                                                     : nullptr) {
+  }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() {
+    if (held_ != nullptr) {
+      PyEval_RestoreThread(held_);
+    }
+  }
+
+ private:
+  PyThreadState* held_;
+};
+// [/memory: unlocked]
 
 // [memory: allocate]
 struct Allocator final : c10::DeviceAllocator {
@@ -181,16 +205,20 @@ struct Allocator final : c10::DeviceAllocator {
     }
     orError error = orSuccess;
     caching::Shortage shortage{};
-    Block* const block =
-        caches()[static_cast<std::size_t>(device.index())]->allocate(
-            bytes, currentHandle(), &error, &shortage);
+    const orStream_t stream = currentHandle();
+    Block* block = nullptr;
+    {
+      const Unlocked unlocked;
+      block = caches()[static_cast<std::size_t>(device.index())]->allocate(
+          bytes, stream, &error, &shortage);
+    }
     if (block == nullptr) [[unlikely]] {
       if (error == orErrorOutOfMemory) {
         refuse(device, shortage);
       }
       check(error);
     }
-    report(block, true, device);
+    report(block, true);
     return {address(block), block, &release, device};
   }
   // [/memory: allocate]
@@ -207,8 +235,7 @@ struct Allocator final : c10::DeviceAllocator {
   // [/memory: record-stream]
 
   // Bytes of one device, in the order of the current stream.
-  void copy_data(
-      void* dst, const void* src, std::size_t bytes) const override {
+  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
     check(orMemcpyAsync(
         dst, src, bytes, orMemcpyDeviceToDevice, currentStream()));
   }
@@ -228,6 +255,7 @@ struct Allocator final : c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t pool) override {
     TORCH_CHECK_NOT_IMPLEMENTED(
         pool == c10::MempoolId_t(0, 0), "openreg has no private memory pools");
+    const Unlocked unlocked;
     for (DeviceCache* cache : caches()) {
       check(cache->emptyCache());
     }

@@ -1,7 +1,8 @@
 // Chapter: generators
 #include "openreg/csrc/generator.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Generator.h>
@@ -70,12 +71,16 @@ void Generator::set_state(const c10::TensorImpl& state) {
       " on ",
       state.device());
   TORCH_CHECK(
-      state.numel() == sizeof(values) && state.is_contiguous(),
+      state.numel() == sizeof(values),
       "the state of an openreg generator has ",
       sizeof(values),
       " bytes, not ",
       state.numel(),
       "; it may be the state of another device's generator");
+  TORCH_CHECK(
+      state.is_contiguous(),
+      "the state of an openreg generator must be contiguous; call "
+      "contiguous() on it");
   std::memcpy(values.data(), state.data(), sizeof(values));
   set_offset(values[1]); // checks it first
   state_->seed = values[0];
@@ -83,8 +88,8 @@ void Generator::set_state(const c10::TensorImpl& state) {
 
 c10::intrusive_ptr<c10::TensorImpl> Generator::get_state() const {
   const std::array<std::uint64_t, 2> values{state_->seed, state_->offset};
-  const at::Tensor result = at::empty(
-      {sizeof(values)}, at::TensorOptions(at::kByte).device(at::kCPU));
+  // Past the dispatcher: under FakeTensorMode, at::empty has no memory.
+  const at::Tensor result = at::detail::empty_cpu({sizeof(values)}, at::kByte);
   std::memcpy(result.mutable_data_ptr(), values.data(), sizeof(values));
   return result.getIntrusivePtr();
 }
@@ -158,6 +163,8 @@ Generator& generatorFor(
 // [generators: bind]
 void bindGenerators(pybind11::module_& m) {
   m.def("default_generator", [](int device) {
+    int started = 0; // not as a c10::DeviceIndex: that has 8 bits
+    check(orDeviceGetState(device, &started));
     const auto index = static_cast<c10::DeviceIndex>(device);
     return pybind11::reinterpret_steal<pybind11::object>(
         THPGenerator_Wrap(defaultGenerator(index)));

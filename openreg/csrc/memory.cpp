@@ -52,20 +52,20 @@ double getFraction(int device) {
   const std::size_t limit = cacheOf(narrow(device)).limit();
   return limit == SIZE_MAX ? 1.0
                            : static_cast<double>(limit) /
-          static_cast<double>(properties.total_memory);
+                                 static_cast<double>(properties.total_memory);
 }
 // [/memory: fraction]
 
 // [memory: record]
 // Who asks for memory: the Python stack, and the C++ one if `native`.
-void recordHistory(
-    std::size_t entries, bool stacks, bool native) {
+void recordHistory(std::size_t entries, bool stacks, bool native) {
   for (c10::DeviceIndex device = 0; device < deviceCount(); ++device) {
     std::function<caching::Context()> capture;
     if (stacks) {
       capture = [native] {
-        return caching::Context(torch::CapturedTraceback::gather(
-            /*python=*/true, /*script=*/false, native));
+        return caching::Context(
+            torch::CapturedTraceback::gather(
+                /*python=*/true, /*script=*/false, native));
       };
     }
     cacheOf(device).recordHistory(entries, std::move(capture));
@@ -146,7 +146,7 @@ py::dict describe(
     one["size"] = block.size;
     one["requested_size"] = block.requested;
     one["state"] = block.allocated ? "active_allocated"
-        : block.active             ? "active_pending_free"
+                   : block.active  ? "active_pending_free"
                                    : "inactive";
     frames.add(block.context, one);
     blocks.append(one);

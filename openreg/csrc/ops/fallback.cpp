@@ -12,8 +12,8 @@
 #include <string>
 
 #include "openreg/csrc/module.h"
-#include "openreg/csrc/ops/fallback.h"
 #include "openreg/csrc/ops/arguments.h"
+#include "openreg/csrc/ops/fallback.h"
 
 namespace openreg {
 namespace {

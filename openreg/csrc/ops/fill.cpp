@@ -50,7 +50,8 @@ at::Tensor& zero(at::Tensor& self) {
     return fillScalar(self, 0);
   }
   const c10::DeviceGuard guard(self.device());
-  check(orMemsetAsync(self.mutable_data_ptr(), 0, self.nbytes(), currentStream()));
+  check(orMemsetAsync(
+      self.mutable_data_ptr(), 0, self.nbytes(), currentStream()));
   return self;
 }
 // [/ops: zero]

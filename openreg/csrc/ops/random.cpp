@@ -6,6 +6,7 @@
 // decides, and neither streams nor threads do.
 #define AT_PER_OPERATOR_HEADERS // in the headers of ATen's templates, too
 #include <ATen/Dispatch_v2.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <ATen/core/TransformationHelper.h>
@@ -96,6 +97,7 @@ void sample(const at::Tensor& self, const Given& given, Fill fill) {
   if (self.numel() == 0) {
     return;
   }
+  at::assert_no_internal_overlap(self);
   Generator& generator = generatorFor(given, self.device());
   PhiloxState state;
   {
