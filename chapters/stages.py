@@ -293,6 +293,8 @@ def tidy(text: str) -> str:
 
 def sentence(name: str, message: str) -> str:
     """An error as the guide quotes it: its name and its first sentence."""
+    if not message.strip():
+        return f"{name}."
     first = re.split(r"(?<!e\.g)(?<!i\.e)\.\s|\n", message.strip())[0]
     return tidy(f"{name}: {first.rstrip('.:')}.")
 

@@ -110,6 +110,7 @@ from openreg.random import (
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
 
+
 # [generators: default-generators]
 def __getattr__(name: str) -> object:
     """``default_generators``, which needs the devices counted, when asked."""
@@ -123,7 +124,11 @@ def __getattr__(name: str) -> object:
 # [/generators: default-generators]
 
 # [streams: sanitizer]
-sanitizer._enable_if_asked()
+try:
+    sanitizer._enable_if_asked()
+except BaseException:
+    del torch.openreg, sys.modules["torch.openreg"]
+    raise
 # [/streams: sanitizer]
 
 # [frontend: methods]

@@ -84,6 +84,9 @@ def init() -> None:
             driver had been started.
     """
     _lazy_init()
+    # [streams: init-notes-use]
+    _C.note_use()
+    # [/streams: init-notes-use]
 
 
 # [/devices: lazy]

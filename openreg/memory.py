@@ -8,7 +8,6 @@ limit of a process, the history and the snapshot.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ _KINDS = {"all": "all", "small_pool": "small", "large_pool": "large"}
 
 
 # [memory: figures]
-def memory_stats(device: Device = None) -> Mapping[str, Any]:
+def memory_stats(device: Device = None) -> dict[str, Any]:
     """Every counter of a device's allocator, by its name in ``torch.cuda``.
 
     Sizes are bytes. Empty before the first allocation of the process.
@@ -64,7 +63,6 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Free and total bytes of a device, as its driver says."""
     return torch.accelerator.get_memory_info(_index(device))
-
 
 
 def empty_cache() -> None:
@@ -112,7 +110,6 @@ def reset_peak_host_memory_stats() -> None:
 def reset_accumulated_host_memory_stats() -> None:
     """Start the accumulated counters of page-locked memory anew."""
     _C.reset_host_memory_stats(False)
-
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
@@ -163,7 +160,6 @@ def _size(count: int) -> str:
             break
         amount, unit = amount / 1024, larger
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.2f} {unit}"
-
 
 
 def _record_memory_history(

@@ -105,6 +105,7 @@ class _Mode(TorchDispatchMode):
         accesses.parse_outputs(schema, result, is_factory=factory)
         streams = [self.stream_of(index) for index in sorted(accesses.devices)]
         errors = []
+        self.order(streams)
         for stream in streams:
             errors += self.handler._handle_kernel_launch(
                 stream,

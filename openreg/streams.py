@@ -29,7 +29,7 @@ class Stream(torch.Stream):
     (device(type='openreg', index=0), -1)
     """
 
-    def __new__(
+    def __new__(  # noqa: D102 - the class says it
         cls, device: Device = None, priority: int = 0, **kwargs: Any
     ) -> Stream:
         if kwargs:  # stream_id, device_index, device_type
@@ -64,18 +64,19 @@ class ExternalStream(Stream):
         RuntimeError: the driver knows no such stream.
     """
 
-    def __new__(cls, stream_ptr: int, device: Device = None) -> ExternalStream:
+    def __new__(  # noqa: D102 - the class says it
+        cls, stream_ptr: int, device: Device = None
+    ) -> ExternalStream:
         stream_id, index = _C.stream_from_handle(stream_ptr)
         if device is not None and _index(device) != index:
             raise ValueError(
                 f"the stream belongs to openreg:{index}, not to {device!r}"
             )
-        kind = torch.device("openreg")
         return super().__new__(
             cls,
             stream_id=stream_id,
             device_index=index,
-            device_type=torch.Stream(device=kind).device_type,
+            device_type=_C.device_type,
         )
 
 
@@ -83,25 +84,33 @@ class ExternalStream(Stream):
 
 
 # [streams: event-class]
-class Event(torch.Event):
+class _EventType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, torch.Event) and value.device.type == "openreg"
+
+
+class Event(metaclass=_EventType):
     """A point in a stream that other streams and the host can wait for.
 
     Args:
         enable_timing: take time stamps, for :meth:`elapsed_time`.
         blocking: accepted, as the waiting host always sleeps in the end.
         interprocess: refused: an event belongs to one process.
+
+    What it makes is a :class:`torch.Event`, because PyTorch's own functions
+    take exactly that class.
     """
 
-    def __new__(
+    def __new__(  # noqa: D102 - the class says it
         cls,
         enable_timing: bool = False,
         blocking: bool = False,
         interprocess: bool = False,
-    ) -> Event:
+    ) -> torch.Event:
         if interprocess:
             raise ValueError("openreg events cannot be shared with a process")
-        return super().__new__(
-            cls, "openreg", enable_timing=enable_timing, blocking=blocking
+        return torch.Event(
+            "openreg", enable_timing=enable_timing, blocking=blocking
         )
 
 
@@ -123,7 +132,7 @@ def default_stream(device: Device = None) -> torch.Stream:
     return torch.Stream(
         stream_id=0,
         device_index=_index(device),
-        device_type=torch.Stream(device="openreg").device_type,
+        device_type=_C.device_type,
     )
 
 

@@ -92,7 +92,8 @@ PROGRAM = r"""
 extern "C" int orLaunchHostFunc(void*, void (*)(void*), void*);
 
 extern "C" c10::DataPtr* make(std::size_t bytes) {
-  return new c10::DataPtr(c10::GetAllocator(c10::kPrivateUse1)->allocate(bytes));
+  return new c10::DataPtr(
+      c10::GetAllocator(c10::kPrivateUse1)->allocate(bytes));
 }
 extern "C" c10::DataPtr* foreign(void* memory) {
   return new c10::DataPtr(memory, c10::Device(c10::kPrivateUse1, 0));
@@ -151,7 +152,7 @@ def program(tmp_path_factory):
 
 @pytest.fixture
 def held(program):
-    """Hold streams: they stand still until they are let go, or the test ends."""
+    """Hold streams: they stand still until let go, or the test ends."""
     used = itertools.count()
 
     def hold(stream):
@@ -218,7 +219,7 @@ def test_a_block_belongs_to_the_device_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    "size, block, segment",
+    ("size", "block", "segment"),
     [
         (1, 512, 2 * MIB),
         (512, 512, 2 * MIB),
@@ -414,7 +415,8 @@ def consistent(of):
         of[f"{name}_bytes.all.current"]
         for name in ("requested", "allocated", "active", "reserved")
     )
-    assert requested <= active and allocated <= active <= reserved
+    assert requested <= active
+    assert allocated <= active <= reserved
 
 
 def test_the_counters_agree_with_a_count_of_ones_own():
@@ -495,7 +497,9 @@ def test_names_and_parameters_are_those_of_cuda(name):
     )
 
 
-@pytest.mark.parametrize("device", [None, 1, "openreg:1", torch.device("openreg", 1)])
+@pytest.mark.parametrize(
+    "device", [None, 1, "openreg:1", torch.device("openreg", 1)]
+)
 def test_a_device_is_named_in_any_form(device):
     openreg.set_device(1)
     storage = allocate(KIB, "openreg")
@@ -554,7 +558,8 @@ def test_memory_of_queued_work_is_given_back_in_its_order():
         del storage
     accelerator.empty_cache()
     free, total = accelerator.get_memory_info()
-    assert free == total and side.query()
+    assert free == total
+    assert side.query()
 
 
 # --------------------------------------------------------- out of memory
@@ -637,7 +642,8 @@ def test_the_device_itself_is_full():
         "    print(len(storages))\n"
         "other = torch.UntypedStorage(60 * MIB, device='openreg:1')\n"
         "storages.clear()\n"
-        "print(torch.UntypedStorage(64 * MIB, device='openreg').nbytes() // MIB)"
+        "last = torch.UntypedStorage(64 * MIB, device='openreg')\n"
+        "print(last.nbytes() // MIB)"
     )
     assert run(code, **SMALL_DEVICE) == ["3", "64"]
 
@@ -717,7 +723,7 @@ def test_a_device_that_is_not_there(call, index):
 
 
 @pytest.mark.parametrize(
-    "settings, sizes, reserved",
+    ("settings", "sizes", "reserved"),
     [
         ("", "5", 20),
         ("large_segment_size_mb:32", "5", 32),
@@ -735,7 +741,9 @@ def test_a_device_that_is_not_there(call, index):
 def test_a_setting_has_its_effect(settings, sizes, reserved, late):
     """Set before the start, and while the program runs."""
     change = f"torch._C._accelerator_setAllocatorSettings({settings!r})\n"
-    environment = {} if late or not settings else {"PYTORCH_ALLOC_CONF": settings}
+    environment = (
+        {} if late or not settings else {"PYTORCH_ALLOC_CONF": settings}
+    )
     first = "torch.UntypedStorage(1, device='openreg'); openreg.empty_cache()\n"
     assert run(
         f"{first + change if late else ''}"
@@ -901,15 +909,18 @@ def host():
 
 def test_page_locked_memory_is_cached(host):
     data = torch.arange(1000).pin_memory()
-    assert data.is_pinned() and data.tolist() == list(range(1000))
+    assert data.is_pinned()
+    assert data.tolist() == list(range(1000))
     assert host("active_bytes.current") >= 8000
     place = data.data_ptr()
     del data
     again = torch.zeros(1000, dtype=torch.long).pin_memory()
     assert again.data_ptr() == place
-    assert host("num_host_alloc") == 1 and host("num_host_free") == 0
+    assert host("num_host_alloc") == 1
+    assert host("num_host_free") == 0
     accelerator.empty_host_cache()
-    assert again.is_pinned() and host("num_host_free") == 0
+    assert again.is_pinned()
+    assert host("num_host_free") == 0
     del again
     accelerator.empty_host_cache()
     assert host("num_host_free") == 1
@@ -921,7 +932,8 @@ def test_page_locked_memory_is_cached(host):
 
 def test_a_storage_is_pinned_and_page_locked_memory_counts_on_no_device(host):
     storage = torch.UntypedStorage(MIB).pin_memory()
-    assert storage.is_pinned() and host("active_bytes.current") == MIB
+    assert storage.is_pinned()
+    assert host("active_bytes.current") == MIB
     assert accelerator.memory_reserved() == 0
 
 
@@ -954,7 +966,8 @@ def test_a_copy_that_does_not_wait_keeps_its_source(host, held):
         copy = source.to("openreg", non_blocking=True)
     del source
     other = torch.zeros(size).pin_memory()
-    assert other.data_ptr() != place and not stream.query()
+    assert other.data_ptr() != place
+    assert not stream.query()
     let_go()
     assert copy.min().item() == 1
     assert torch.zeros(size).pin_memory().data_ptr() == place
@@ -995,7 +1008,7 @@ def test_threads_share_the_caches():
                         accelerator.empty_cache()
         except IndexError:
             pass  # somebody else has emptied the exchange
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(s,)) for s in range(8)]
@@ -1029,7 +1042,8 @@ def test_a_fork_has_none_of_the_parents_memory():
         "if os.fork() == 0:\n"
         "    del gone\n"
         "    try: torch.UntypedStorage(1, device='openreg')\n"
-        "    except RuntimeError as error: print('fork' in str(error), flush=True)\n"
+        "    except RuntimeError as error:\n"
+        "        print('fork' in str(error), flush=True)\n"
         "    os._exit(0)\n"
         "print(os.wait()[1], flush=True)\n"
         "print(openreg.memory_allocated() // MIB)"

@@ -247,4 +247,4 @@ def code_lines(path):
 def test_the_machinery_stays_small():
     files = [*ROOT.glob("chapters/*.py"), *ROOT.glob("docs/_ext/*.py")]
     sizes = {p.name: code_lines(p) for p in files if p.name not in LISTS}
-    assert sum(sizes.values()) < 870, sizes
+    assert sum(sizes.values()) < 880, sizes

@@ -206,10 +206,6 @@ def test_making_a_stream_starts_only_its_device():
     assert run(code).split() == ["False", "False", "True"]
 
 
-@pytest.mark.xfail(
-    reason="default_stream() and ExternalStream take a stream of the pool",
-    strict=True,
-)
 def test_the_default_stream_takes_nothing_from_the_pool():
     code = """
     first = torch.Stream(device="openreg")
@@ -579,11 +575,6 @@ def test_waiting_for_a_device_is_for_the_one_that_is_named(hold, module):
     assert accelerator.current_device_index() == 0
 
 
-@pytest.mark.xfail(
-    reason="torch.accelerator.synchronize(index) returns at once until "
-    "PyTorch has called _lazy_init(), which torch.Stream does not",
-    strict=True,
-)
 def test_the_first_wait_of_a_process_is_for_a_device_too():
     code = """
     stream = torch.Stream(device="openreg:0")
@@ -694,10 +685,6 @@ def test_events_of_the_module():
         openreg.Event(interprocess=True)
 
 
-@pytest.mark.xfail(
-    reason="torch 2.13 takes exactly torch.Event here, no class derived of it",
-    strict=True,
-)
 def test_events_of_the_module_go_where_those_of_torch_go():
     start, end = (openreg.Event(enable_timing=True) for _ in range(2))
     stream = new()
@@ -807,7 +794,6 @@ def test_a_stream_of_a_device_that_is_not_there_is_refused(use):
         use(by_number(0, 7))
 
 
-@pytest.mark.xfail(reason="the message is that of std::array::at", strict=True)
 def test_a_stream_without_an_index_is_understood_or_named():
     try:
         by_number(0, -1).query()
@@ -1020,10 +1006,6 @@ def test_the_sanitizer_knows_every_wait(verdicts, scenario):
     assert verdicts[scenario] == 0
 
 
-@pytest.mark.xfail(
-    reason="torch.openreg.synchronize() does not tell PyTorch's trace",
-    strict=True,
-)
 def test_the_sanitizer_knows_the_modules_synchronize(verdicts):
     assert verdicts["host_module"] == 0
 
@@ -1087,9 +1069,6 @@ def test_another_setting_is_named(setting):
     assert "0 nor 1" in message
 
 
-@pytest.mark.xfail(
-    reason="the setting is read after the package was registered", strict=True
-)
 def test_a_wrong_setting_leaves_no_half_a_package():
     code = """
     try:
@@ -1245,10 +1224,6 @@ def test_a_training_step_on_a_side_stream_is_no_race():
 
 
 @operators
-@pytest.mark.xfail(
-    reason="the first of the two streams is checked before they are ordered",
-    strict=True,
-)
 def test_a_copy_between_devices_orders_itself():
     code = """
     y = torch.ones(4, device="openreg:1")

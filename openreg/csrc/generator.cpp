@@ -163,8 +163,14 @@ Generator& generatorFor(
 // [generators: bind]
 void bindGenerators(pybind11::module_& m) {
   m.def("default_generator", [](int device) {
-    int started = 0; // not as a c10::DeviceIndex: that has 8 bits
-    check(orDeviceGetState(device, &started));
+    // Here, where it still has more than the 8 bits of a c10::DeviceIndex.
+    TORCH_CHECK(
+        device >= -1 && device < deviceCount(),
+        "there is no generator for openreg:",
+        device,
+        "; ",
+        static_cast<int>(deviceCount()),
+        " devices are present");
     const auto index = static_cast<c10::DeviceIndex>(device);
     return pybind11::reinterpret_steal<pybind11::object>(
         THPGenerator_Wrap(defaultGenerator(index)));

@@ -2,6 +2,9 @@
 // The functions Python calls. Whatever may wait for the device lets go of the
 // interpreter lock first: an engine may need it to drop the last reference to
 // a tensor, and would wait for us while we wait for it.
+// [streams: include-trace]
+#include <c10/core/impl/GPUTrace.h>
+// [/streams: include-trace]
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
@@ -91,6 +94,11 @@ void synchronize(int device) {
   const orError error = orDeviceSynchronize();
   orSetDevice(previous); // keeps the message of `error`
   openreg::check(error);
+  // [streams: trace-synchronize]
+  if (const auto* trace = c10::impl::GPUTrace::get_trace()) [[unlikely]] {
+    (*trace)->trace_gpu_device_synchronization(c10::kPrivateUse1);
+  }
+  // [/streams: trace-synchronize]
 }
 // [/guards: synchronize]
 

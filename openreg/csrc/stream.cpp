@@ -5,6 +5,7 @@
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include <algorithm>
 #include <array>
@@ -101,8 +102,8 @@ c10::Stream toStream(orStream_t handle, c10::DeviceIndex device) {
 
 orStream_t toHandle(const c10::Stream& stream) {
   TORCH_CHECK(
-      stream.device_type() == c10::kPrivateUse1,
-      "expected a stream of openreg, got one of ",
+      stream.device_type() == c10::kPrivateUse1 && stream.device_index() >= 0,
+      "expected a stream of an openreg device, got one of ",
       stream.device());
   if (stream.id() == 0) {
     return defaultHandle(stream.device_index());
@@ -152,8 +153,22 @@ c10::Stream exchangeStream(const c10::Stream& stream) {
 }
 // [/streams: get-current]
 
+// [streams: started]
+// Whoever makes work uses the device, and PyTorch has to know: it does not wait
+// for a device that it takes for unused.
+void noteUse() {
+  static std::atomic<bool> noted{false};
+  if (!noted.load(std::memory_order_relaxed)) {
+    const pybind11::gil_scoped_acquire lock;
+    torch::utils::device_lazy_init(c10::kPrivateUse1);
+    noted.store(true, std::memory_order_relaxed);
+  }
+}
+// [/streams: started]
+
 // [streams: take]
 c10::Stream newStream(c10::DeviceIndex device, int priority) {
+  noteUse();
   const c10::DeviceGuard guard(deviceOf(device));
   int least = 0;
   int greatest = 0;
@@ -178,6 +193,7 @@ void sleepFor(orKernelContext*, void* nanoseconds) {
 }
 
 void sleep(std::int64_t nanoseconds) {
+  noteUse();
   static constexpr orKernel kernel{"sleep", &sleepFor, nullptr, nullptr};
   alignas(16) std::int64_t argument = nanoseconds;
   check(orLaunchKernel(currentStream(), &kernel, &argument, sizeof(argument)));
@@ -189,6 +205,8 @@ void sleep(std::int64_t nanoseconds) {
 // [streams: bind]
 void bindStreams(pybind11::module_& m) {
   namespace py = pybind11;
+  m.attr("device_type") = static_cast<int>(c10::kPrivateUse1);
+  m.def("note_use", &noteUse);
   m.def("sleep", &sleep, py::call_guard<py::gil_scoped_release>());
   m.def("stream_from_handle", [](std::uintptr_t handle) {
     int device = 0;

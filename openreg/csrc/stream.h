@@ -36,6 +36,11 @@ c10::Stream currentStream(c10::DeviceIndex device);
 c10::Stream exchangeStream(const c10::Stream& stream);
 // [/streams: current]
 
+// [streams: note-use]
+// Tell PyTorch that the device is in use, if it does not know yet.
+void noteUse();
+// [/streams: note-use]
+
 // [streams: new]
 // A stream of the device's pool for this priority, in turn; priorities out of
 // range are clamped. Greater numbers are less urgent, as in the driver.
