@@ -8,7 +8,6 @@ state read, before a device has started and in a forked child.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 
 import torch
 
@@ -92,7 +91,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [generator.get_state() for generator in _default_generators()]
 
 
-def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
     """Put every device's generator back; one state for each device."""
     states, generators = list(new_states), _default_generators()
     if len(states) != len(generators):

@@ -93,7 +93,7 @@ class Event(metaclass=_EventType):
     """A point in a stream that other streams and the host can wait for.
 
     Args:
-        enable_timing: take time stamps, for :meth:`elapsed_time`.
+        enable_timing: take time stamps, for ``elapsed_time``.
         blocking: accepted, as the waiting host always sleeps in the end.
         interprocess: refused: an event belongs to one process.
 
