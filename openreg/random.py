@@ -8,7 +8,6 @@ state read, before a device has started and in a forked child.
 
 from __future__ import annotations
 
-
 import torch
 
 from openreg import _C
