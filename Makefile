@@ -55,7 +55,7 @@ serve:
 	@$(PYTHON) -m http.server $(PORT) --bind 127.0.0.1 --directory _build/html
 
 test: $(VENV)/.installed
-	@$(python) -m pytest -n $(JOBS)
+	@$(python) -m pytest -n $(JOBS) --dist worksteal
 
 notebooks: $(VENV)/.installed
 	@$(python) docs/_ext/notebooks.py
