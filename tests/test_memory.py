@@ -658,7 +658,9 @@ def test_the_limit_is_a_part_of_the_device(fraction):
     size = int(capacity(1) * fraction)
     with pytest.raises(torch.OutOfMemoryError):
         allocate(size + 2 * MIB, "openreg:1")
-    if size:
+    # What other tests of this process hold beside the cache is not ours.
+    size = min(size, openreg.mem_get_info(1)[0] - 64 * MIB)
+    if size > 0:
         assert allocate(size, "openreg:1").nbytes() == size
 
 
