@@ -35,7 +35,7 @@ help:
 	@echo 'make notebooks  write notebooks/ from chapters/'
 	@echo 'make lint       check the style of the Python and C++ sources'
 	@echo 'make bench      compare the speed with the CPU device'
-	@echo 'make sanitize   run the driver under the thread and address sanitizers'
+	@echo 'make sanitize   run driver and allocator under the thread and address sanitizers'
 	@echo 'make clean      remove _build; rm -r $(VENV) removes the environment'
 	@echo
 	@echo 'Settings: PYTHON=$(PYTHON) VENV=$(VENV) JOBS=$(JOBS)'
@@ -72,7 +72,7 @@ lint: $(VENV)/.lint
 # setarch -R keeps the kernel from moving them where it is allowed to.
 sanitize: $(VENV)/.tools | prerequisites
 	@for kind in thread address,undefined; do \
-	  echo "Running the driver under -fsanitize=$$kind ..."; \
+	  echo "Running driver and allocator under -fsanitize=$$kind ..."; \
 	  $(bin)/cmake -G Ninja -S . -B _build/sanitize/$$kind \
 	    --log-level=ERROR -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(bin)/ninja \
 	    -DCMAKE_BUILD_TYPE=Release -DOPENREG_SANITIZE=$$kind >/dev/null && \

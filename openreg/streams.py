@@ -173,7 +173,10 @@ def stream(stream: torch.Stream | None) -> StreamContext:
 
 
 def _sleep(nanoseconds: int) -> None:
-    """Keep the current stream busy for a while; for tests of order."""
+    """Keep the current stream busy, for tests of order.
+
+    ``torch.cuda._sleep`` is the same, in cycles; PyTorch's own tests use it.
+    """
     _C.sleep(nanoseconds)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import needs
 import processes
 import pytest
 import torch
@@ -29,17 +30,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SMALL_DEVICE = {"OPENREG_MEMORY_MB": "64"}
 
 
-def has_operators():
-    try:
-        torch.empty(1, device="openreg")
-    except NotImplementedError:
-        return False
-    return True
-
-
-operators = pytest.mark.skipif(
-    not has_operators(), reason="the chapter `ops` adds operators"
-)
+operators = needs.operators
 
 
 def allocate(size, device="openreg:0"):

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import needs
 import processes
 import pytest
 import torch
@@ -1100,17 +1101,7 @@ def test_the_sanitizer_goes_on_once_and_off():
 # ------------------------------------------- the sanitizer: the operators
 
 
-def has_operators():
-    try:
-        torch.empty(1, device="openreg")
-    except NotImplementedError:
-        return False
-    return True
-
-
-operators = pytest.mark.skipif(
-    not has_operators(), reason="the chapter `ops` adds operators"
-)
+operators = needs.operators
 
 PROGRAM = """\
 import threading

@@ -23,11 +23,11 @@ namespace openreg::caching {
 // [memory: sizes]
 // All sizes are bytes.
 inline constexpr std::size_t kAlignment = 512; // every block's size and address
-inline constexpr std::size_t kSmallSize = 1 << 20; // at most: a small block
-inline constexpr std::size_t kSmallSegment = 2
-                                             << 20; // small blocks share these
-inline constexpr std::size_t kMinLarge = 10 << 20;  // at least: its own segment
-inline constexpr std::size_t kRoundLarge = 2 << 20; // ... of a multiple of this
+inline constexpr std::size_t kMiB = 1 << 20;
+inline constexpr std::size_t kSmallSize = kMiB;        // at most: a small block
+inline constexpr std::size_t kSmallSegment = 2 * kMiB; // small blocks share it
+inline constexpr std::size_t kMinLarge = 10 * kMiB;    // at least: its own
+inline constexpr std::size_t kRoundLarge = 2 * kMiB;   // ... of a multiple
 // [/memory: sizes]
 
 // [memory: settings]

@@ -19,8 +19,9 @@ namespace openreg {
 // The tensor's elements as a running kernel sees them: a CPU tensor over the
 // backing memory. Made on the host, to be read and written by a kernel only.
 //
-// It does not keep the memory alive. Nothing needs to: memory is freed in
-// stream order, behind the kernels that were launched before.
+// It does not keep the memory alive. Nothing needs to: a freed block is handed
+// out again on its own stream only, behind the kernels that were launched
+// before. For a tensor that another stream owns, the user calls record_stream.
 at::Tensor deviceView(const at::Tensor& tensor);
 // [/ops: view]
 
