@@ -23,11 +23,12 @@ namespace openreg::caching {
 // [memory: sizes]
 // All sizes are bytes.
 inline constexpr std::size_t kAlignment = 512; // every block's size and address
-inline constexpr std::size_t kMiB = 1 << 20;
-inline constexpr std::size_t kSmallSize = kMiB;        // at most: a small block
-inline constexpr std::size_t kSmallSegment = 2 * kMiB; // small blocks share it
-inline constexpr std::size_t kMinLarge = 10 * kMiB;    // at least: its own
-inline constexpr std::size_t kRoundLarge = 2 * kMiB;   // ... of a multiple
+inline constexpr std::size_t kSmallSize = 1 << 20; // at most: a small block
+// Small blocks share segments of this size.
+inline constexpr std::size_t kSmallSegment = 2 << 20;
+// From here on a block has a segment of its own, of a multiple of the next.
+inline constexpr std::size_t kMinLarge = 10 << 20;
+inline constexpr std::size_t kRoundLarge = 2 << 20;
 // [/memory: sizes]
 
 // [memory: settings]
