@@ -25,6 +25,7 @@ constexpr std::size_t kMaxDevices = 16; // as the driver has at most
 
 // [streams: thread-local]
 // Null stands for the default stream, so a new thread starts with that.
+[[gnu::tls_model("initial-exec")]] // no function call to find it
 thread_local std::array<orStream_t, kMaxDevices> current{};
 // [/streams: thread-local]
 
