@@ -25,13 +25,14 @@ sources := $(shell find openreg openreg_autoload torch_openreg cmake \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install guide serve test notebooks lint bench sanitize clean
-.PHONY: prerequisites FORCE
+.PHONY: ecosystem prerequisites FORCE
 
 help:
 	@echo 'make install    make .venv, build the backend and install it there'
 	@echo 'make guide      build everything, run every page, write _build/html'
 	@echo 'make serve      serve the guide on this machine, PORT=$(PORT)'
 	@echo 'make test       everything that must hold'
+	@echo 'make ecosystem  install accelerate, Lightning and others, run them on the device'
 	@echo 'make notebooks  write notebooks/ from chapters/'
 	@echo 'make lint       check the style of the Python and C++ sources'
 	@echo 'make bench      compare the speed with the CPU device'
@@ -56,6 +57,9 @@ serve:
 
 test: $(VENV)/.installed
 	@$(python) -m pytest -n $(JOBS) --dist worksteal
+
+ecosystem: $(VENV)/.ecosystem
+	@$(python) -m pytest -n $(JOBS) --dist worksteal tests/test_ecosystem.py
 
 notebooks: $(VENV)/.installed
 	@$(python) docs/_ext/notebooks.py
@@ -138,4 +142,11 @@ $(VENV)/.installed: $(VENV)/.tools $(VENV)/.sources $(sources) \
 		CMakeLists.txt pyproject.toml | prerequisites
 	@echo 'Building openreg, installing what the guide needs (a minute) ...'
 	@$(pip) --no-build-isolation -e '.[test,guide]'
+	@touch $@
+
+# The package is there: only what its extra names is fetched.
+$(VENV)/.ecosystem: $(VENV)/.installed
+	@echo 'Installing accelerate, Lightning, safetensors and transformers ...'
+	@$(pip) 'torch-openreg[ecosystem]'
+	@$(python) -c 'import accelerate, lightning, safetensors, transformers'
 	@touch $@
