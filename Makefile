@@ -34,7 +34,7 @@ help:
 	@echo 'make test       everything that must hold'
 	@echo 'make ecosystem  install accelerate, Lightning and others, run them on the device'
 	@echo 'make notebooks  write notebooks/ from chapters/'
-	@echo 'make lint       check the style of the Python and C++ sources'
+	@echo 'make lint       check style and types of the Python and C++ sources'
 	@echo 'make bench      compare the speed with the CPU device'
 	@echo 'make sanitize   run driver and allocator under the thread and address sanitizers'
 	@echo 'make clean      remove _build; rm -r $(VENV) removes the environment'
@@ -67,10 +67,11 @@ notebooks: $(VENV)/.installed
 bench: $(VENV)/.installed
 	@$(python) benchmarks/run.py
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.lint $(VENV)/.tools
 	@$(bin)/ruff check --quiet .
 	@$(bin)/ruff format --check --quiet .
 	@$(bin)/clang-format --dry-run --Werror $(cpp)
+	@$(bin)/mypy --no-error-summary
 
 # The memory of the device and the sanitizers' shadow both need fixed places:
 # setarch -R keeps the kernel from moving them where it is allowed to.
@@ -127,7 +128,7 @@ $(VENV)/constraints.txt: constraints.txt | $(python)
 
 $(VENV)/.lint: $(VENV)/constraints.txt
 	@echo 'Installing the formatters ...'
-	@$(pip) ruff clang-format
+	@$(pip) ruff clang-format mypy
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/constraints.txt

@@ -106,6 +106,38 @@ from openreg.random import (
 )
 
 # [/generators: exports]
+# [frontend: exports]
+from openreg import _utils
+from openreg.deferred import _lazy_call
+from openreg.devices import (
+    _DeviceGuard,
+    _exchange_device,
+    _maybe_exchange_device,
+    device_of,
+)
+from openreg.formats import (
+    get_amp_supported_dtype,
+    is_bf16_supported,
+    is_tf32_supported,
+)
+from openreg.memory import (
+    device_memory_used,
+    host_memory_stats_as_nested_dict,
+    memory_stats_as_nested_dict,
+)
+from openreg.peer import can_device_access_peer
+from openreg.random import _get_generator
+from openreg.raw_memory import (
+    caching_allocator_alloc,
+    caching_allocator_delete,
+)
+from openreg.streams import (
+    get_stream_from_external,
+    is_current_stream_capturing,
+)
+from openreg.sync_debug import get_sync_debug_mode, set_sync_debug_mode
+
+# [/frontend: exports]
 # [fallback: exports]
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
@@ -118,6 +150,10 @@ def __getattr__(name: str) -> object:
         from openreg.random import _default_generators
 
         return _default_generators()
+    # [frontend: initialized]
+    if name == "_initialized":  # torch.utils.checkpoint asks it so
+        return is_initialized()
+    # [/frontend: initialized]
     raise AttributeError(f"module 'openreg' has no attribute {name!r}")
 
 

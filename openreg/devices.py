@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from openreg import _C
+
+# [frontend: import-deferred]
+from openreg.deferred import _run_queued
+
+# [/frontend: import-deferred]
 
 Device = torch.device | str | int | None
 
@@ -74,6 +79,9 @@ def _lazy_init() -> None:
     thread at the moment of a fork, and the child would wait for it for ever.
     """
     _C.init()
+    # [frontend: run-deferred]
+    _run_queued()
+    # [/frontend: run-deferred]
 
 
 def init() -> None:
@@ -138,6 +146,58 @@ class device:  # noqa: N801 - torch.cuda calls it so
 
 
 # [/devices: current]
+
+
+# [frontend: exchange]
+class device_of(device):  # noqa: N801 - torch.cuda calls it so
+    """Make an object's device current within a ``with`` block.
+
+    Args:
+        obj: a tensor or a storage; one that is elsewhere changes nothing.
+
+    >>> with torch.openreg.device_of(torch.UntypedStorage(8)):
+    ...     torch.openreg.current_device()
+    0
+    """
+
+    def __init__(self, obj: Any) -> None:
+        place = obj.device
+        super().__init__(place.index if place.type == "openreg" else -1)
+
+
+def _exchange_device(device: int) -> int:
+    """Make a device current and return the one before.
+
+    A negative index changes nothing and gives -1, as in ``torch.cuda``.
+    """
+    if device < 0:
+        return -1
+    previous = current_device()
+    _C.set_device(device)
+    return previous
+
+
+def _maybe_exchange_device(device: int) -> int:
+    """As :func:`_exchange_device`: no device starts by becoming current."""
+    return _exchange_device(device)
+
+
+class _DeviceGuard:
+    """As :class:`device`, for an index only; compiled code uses it."""
+
+    def __init__(self, index: int) -> None:
+        self.idx = index
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = _exchange_device(self.idx)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> Literal[False]:
+        self.idx = _maybe_exchange_device(self.prev_idx)
+        return False
+
+
+# [/frontend: exchange]
 
 
 # [devices: describe]

@@ -15,6 +15,7 @@ import torch
 from openreg import _C
 from openreg.devices import Device, _index
 
+
 _KINDS = {"all": "all", "small_pool": "small", "large_pool": "large"}
 
 
@@ -71,6 +72,42 @@ def empty_cache() -> None:
     It does not make more memory available to this one.
     """
     torch.accelerator.empty_cache()
+
+
+# [frontend: nested-stats]
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """:func:`memory_stats`, with a dictionary for each part of a name.
+
+    >>> stats = torch.openreg.memory_stats_as_nested_dict()
+    >>> stats.get("allocated_bytes", {}).get("all", {}).get("current", 0)
+    0
+    """
+    return _nested(memory_stats(device))
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """:func:`host_memory_stats`, with a dictionary for each part of a name."""
+    return _nested(host_memory_stats())
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in flat.items():
+        *path, last = name.split(".")
+        place = result
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return result
+
+
+def device_memory_used(device: Device = None) -> int:
+    """Bytes of a device that are in use, as its driver says."""
+    free, total = mem_get_info(device)
+    return total - free
+
+
+# [/frontend: nested-stats]
 
 
 # [memory: limit]

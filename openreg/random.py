@@ -19,6 +19,21 @@ def _generator(device: Device) -> torch.Generator:
     return _C.default_generator(_index(device))
 
 
+# [frontend: get-generator]
+def _get_generator(device: torch.device) -> torch.Generator:
+    """The generator of a device, for whoever names none.
+
+    Functions with random numbers that are compiled ask for it.
+
+    >>> torch.openreg._get_generator(torch.device("openreg", 1)).device
+    device(type='openreg', index=1)
+    """
+    return _generator(device)
+
+
+# [/frontend: get-generator]
+
+
 def _default_generators() -> tuple[torch.Generator, ...]:
     """The generator of each device, for whoever names none."""
     return tuple(map(_C.default_generator, range(device_count())))

@@ -72,7 +72,7 @@ class ExternalStream(Stream):
             raise ValueError(
                 f"the stream belongs to openreg:{index}, not to {device!r}"
             )
-        return super().__new__(
+        return super().__new__(  # type: ignore[return-value]
             cls,
             stream_id=stream_id,
             device_index=index,
@@ -101,7 +101,7 @@ class Event(metaclass=_EventType):
     take exactly that class.
     """
 
-    def __new__(  # noqa: D102 - the class says it
+    def __new__(  # type: ignore[misc] # noqa: D102 - the class says both
         cls,
         enable_timing: bool = False,
         blocking: bool = False,
@@ -170,6 +170,29 @@ def stream(stream: torch.Stream | None) -> StreamContext:
     True
     """
     return StreamContext(stream)
+
+
+# [frontend: stream-questions]
+def get_stream_from_external(data_ptr: int, device: Device = None) -> Stream:
+    """As :class:`ExternalStream`, under the name that ``torch.cuda`` has.
+
+    Args:
+        data_ptr: the ``orStream_t``, as an integer.
+        device: whose stream it must be; any for None.
+    """
+    return ExternalStream(data_ptr, device)
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether work is recorded instead of run: never, without graphs.
+
+    >>> torch.openreg.is_current_stream_capturing()
+    False
+    """
+    return False
+
+
+# [/frontend: stream-questions]
 
 
 def _sleep(nanoseconds: int) -> None:

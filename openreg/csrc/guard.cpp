@@ -12,6 +12,9 @@
 // [streams: include]
 #include "openreg/csrc/stream.h"
 // [/streams: include]
+// [frontend: include-sync-debug]
+#include "openreg/csrc/sync_debug.h"
+// [/frontend: include-sync-debug]
 
 namespace openreg {
 namespace {
@@ -106,6 +109,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
+    // [frontend: note-stream-wait]
+    noteWait("a stream's synchronize()");
+    // [/frontend: note-stream-wait]
     trace([&](const auto& python) {
       python->trace_gpu_stream_synchronization(static_type, address(stream));
     });

@@ -133,6 +133,9 @@ PYBIND11_MODULE(_C, m) {
   // [generators: bind]
   openreg::bindGenerators(m);
   // [/generators: bind]
+  // [frontend: bind-sync-debug]
+  openreg::bindSyncDebug(m);
+  // [/frontend: bind-sync-debug]
   // [fallback: bind]
   openreg::bindFallback(m);
   // [/fallback: bind]

@@ -15,6 +15,9 @@ void bindMemory(pybind11::module_& m);
 // [generators: declare]
 void bindGenerators(pybind11::module_& m);
 // [/generators: declare]
+// [frontend: declare-sync-debug]
+void bindSyncDebug(pybind11::module_& m);
+// [/frontend: declare-sync-debug]
 // [fallback: declare]
 void bindFallback(pybind11::module_& m);
 // [/fallback: declare]

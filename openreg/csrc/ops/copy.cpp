@@ -9,6 +9,7 @@
 
 #include "openreg/csrc/launch.h"
 #include "openreg/csrc/pinned.h"
+#include "openreg/csrc/sync_debug.h"
 
 namespace openreg {
 namespace {
@@ -111,14 +112,19 @@ void keep(const at::Tensor& pinned) {
 void copyToHost(const at::Tensor& dst, const at::Tensor& src, bool async) {
   const c10::DeviceGuard guard(src.device());
   if (plain(dst, src)) {
+    const bool later = async && dst.is_pinned();
+    if (!later) {
+      noteWait("copying to the host");
+    }
     copyBytes(dst, src);
-    if (async && dst.is_pinned()) {
+    if (later) {
       keep(dst); // the caller synchronizes before it reads
       return;
     }
     check(orStreamSynchronize(currentStream()));
     return;
   }
+  noteWait("copying to the host");
   at::Tensor packed = src;
   if (!src.is_contiguous() || !sameBits(dst, src)) {
     packed = at::empty(src.sizes(), src.options().dtype(dst.dtype()));
@@ -135,8 +141,12 @@ void copyToHost(const at::Tensor& dst, const at::Tensor& src, bool async) {
 void copyToDevice(const at::Tensor& dst, const at::Tensor& src, bool async) {
   const c10::DeviceGuard guard(dst.device());
   if (plain(dst, src)) {
+    const bool pinned = src.is_pinned();
+    if (!async || !pinned) {
+      noteWait("copying pageable or blocking from the host");
+    }
     copyBytes(dst, src);
-    if (!src.is_pinned()) {
+    if (!pinned) {
       return; // pageable memory: the driver has waited
     }
     if (async) {
@@ -215,6 +225,7 @@ at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& dst) {
 // [ops: item]
 // Reads one element, and so waits for all work before it on the stream.
 at::Scalar localScalarDense(const at::Tensor& self) {
+  noteWait("reading one element, as item() does");
   const at::Tensor host =
       at::empty({}, self.options().device(c10::kCPU).pinned_memory(false));
   const c10::DeviceGuard guard(self.device());
