@@ -138,6 +138,10 @@ from openreg.streams import (
 from openreg.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 
 # [/frontend: exports]
+# [frontend: sharing-exports]
+from openreg.sharing import ipc_collect
+
+# [/frontend: sharing-exports]
 # [fallback: exports]
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]

@@ -15,6 +15,10 @@ import torch
 from openreg import _C
 from openreg.devices import Device, _index
 
+# [frontend: import-sharing]
+from openreg.sharing import ipc_collect
+
+# [/frontend: import-sharing]
 
 _KINDS = {"all": "all", "small_pool": "small", "large_pool": "large"}
 
@@ -71,6 +75,9 @@ def empty_cache() -> None:
 
     It does not make more memory available to this one.
     """
+    # [frontend: collect-shared]
+    ipc_collect()
+    # [/frontend: collect-shared]
     torch.accelerator.empty_cache()
 
 

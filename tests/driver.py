@@ -7,7 +7,15 @@ test waits for them.
 
 import contextlib
 import ctypes
-from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_float,
+    c_int,
+    c_size_t,
+    c_ssize_t,
+    c_uint64,
+    c_void_p,
+)
 
 from driver_abi import (
     DESCRIBE,
@@ -113,6 +121,25 @@ def attributes(pointer: int) -> PointerAttributes:
     result = PointerAttributes()
     lib.orPointerGetAttributes(byref(result), pointer)
     return result
+
+
+def export(pointer: int) -> tuple[int, int]:
+    """A descriptor of the memory's object, and where the pointer lies."""
+    descriptor, offset = c_int(), c_size_t()
+    lib.orMemExport(byref(descriptor), byref(offset), pointer)
+    return descriptor.value, offset.value
+
+
+def import_(descriptor: int) -> tuple[int, int]:
+    """An object mapped on the current device, and its size."""
+    pointer, size = c_void_p(), c_size_t()
+    lib.orMemImport(byref(pointer), byref(size), descriptor)
+    return pointer.value, size.value
+
+
+def backing_offset() -> int:
+    """From a device pointer to where a kernel finds it."""
+    return _read(lib.orGetBackingOffset, c_ssize_t)
 
 
 def copy(dst, src, size: int, kind: int = DEFAULT) -> None:

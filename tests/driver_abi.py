@@ -70,6 +70,8 @@ _CALLS = {
     "orMallocHost": [_POINTER, c_size_t],
     "orFreeHost": [c_void_p],
     "orPointerGetAttributes": [POINTER(PointerAttributes), c_void_p],
+    "orMemExport": [_INT, POINTER(c_size_t), c_void_p],
+    "orMemImport": [_POINTER, POINTER(c_size_t), c_int],
     "orMemcpy": [c_void_p, c_void_p, c_size_t, c_int],
     "orMemcpyAsync": [c_void_p, c_void_p, c_size_t, c_int, c_void_p],
     "orMemsetAsync": [c_void_p, c_int, c_size_t, c_void_p],

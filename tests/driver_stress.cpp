@@ -19,6 +19,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "openreg/driver/openreg.h"
@@ -175,7 +176,7 @@ class Worker {
 
   void run(std::chrono::steady_clock::time_point end) {
     while (std::chrono::steady_clock::now() < end) {
-      act(pick(12));
+      act(pick(13));
     }
     while (!blocks_.empty()) {
       freeBlock();
@@ -220,7 +221,9 @@ class Worker {
       upload(blocks_[anyBlock()]);
     } else if (action == 8) {
       freeBlock();
-    } else if (action == 9 && pick(8) == 0) {
+    } else if (action == 9) {
+      share(blocks_[anyBlock()]);
+    } else if (action == 10 && pick(8) == 0) {
       synchronize(anyLane());
     } else {
       count();
@@ -329,6 +332,38 @@ class Worker {
             orMemcpyHostToDevice,
             block.lane->stream),
         "orMemcpyAsync");
+  }
+
+  // Map the block a second time, and go on with either of the two places.
+  void share(Block& block) {
+    int object = -1;
+    std::size_t offset = 0;
+    const orError error = orMemExport(&object, &offset, block.data);
+    if (block.bytes() < 4096) {
+      expect(error == orErrorInvalidValue, "a part of a page was exported");
+      return;
+    }
+    check(error, "orMemExport");
+    expect(offset == 0, "a block does not lie at the start of its object");
+    check(orSetDevice(block.device), "orSetDevice");
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    const orError imported = orMemImport(&data, &bytes, object);
+    close(object);
+    if (imported == orErrorOutOfMemory) {
+      return;
+    }
+    check(imported, "orMemImport");
+    expect(bytes == block.bytes(), "an object has another size");
+    Lane& lane = laneOn(block.device);
+    order(lane, block);
+    Block old = block;
+    block.data = static_cast<std::uint32_t*>(data);
+    if (pick(2) == 0) {
+      download(block);
+      std::swap(block.data, old.data);
+    }
+    check(orFreeAsync(old.data, lane.stream), "orFreeAsync");
   }
 
   void freeBlock() {

@@ -11,6 +11,9 @@
 #include <string>
 
 #include "openreg/csrc/device.h"
+// [frontend: include-sharing]
+#include "openreg/csrc/sharing.h"
+// [/frontend: include-sharing]
 #include "openreg/csrc/stream.h"
 
 namespace openreg {
@@ -211,6 +214,13 @@ struct Allocator final : c10::DeviceAllocator {
       const Unlocked unlocked;
       block = caches()[static_cast<std::size_t>(device.index())]->allocate(
           bytes, stream, &error, &shortage);
+      // [frontend: collect-when-short]
+      // Other processes may have let go of what they were sent.
+      if (block == nullptr && collectShared() > 0) [[unlikely]] {
+        block = caches()[static_cast<std::size_t>(device.index())]->allocate(
+            bytes, stream, &error, &shortage);
+      }
+      // [/frontend: collect-when-short]
     }
     if (block == nullptr) [[unlikely]] {
       if (error == orErrorOutOfMemory) {
@@ -227,6 +237,11 @@ struct Allocator final : c10::DeviceAllocator {
   // Memory that came from elsewhere, such as a tensor over a foreign buffer, is
   // not ours to keep.
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    // [frontend: record-imported]
+    if (recordImportedUse(data, stream)) {
+      return;
+    }
+    // [/frontend: record-imported]
     if (data.get_deleter() == &release && data.get_context() != nullptr) {
       auto* const block = static_cast<Block*>(data.get_context());
       owner(block).recordUse(block, toHandle(stream));

@@ -136,6 +136,9 @@ PYBIND11_MODULE(_C, m) {
   // [frontend: bind-sync-debug]
   openreg::bindSyncDebug(m);
   // [/frontend: bind-sync-debug]
+  // [frontend: bind]
+  openreg::bindSharing(m);
+  // [/frontend: bind]
   // [fallback: bind]
   openreg::bindFallback(m);
   // [/fallback: bind]

@@ -9,6 +9,9 @@
 #include <thread>
 
 #include "openreg/driver/device.h"
+// [frontend: include-pause-engine]
+#include "openreg/driver/pause.h"
+// [/frontend: include-pause-engine]
 #include "openreg/driver/stream.h"
 
 namespace openreg::driver {
@@ -125,6 +128,9 @@ void Scheduler::work(Engine kind, Worker& self, bool spins) {
     stream->run(kind);
     stream = next(kind, self);
     if (stream == nullptr) {
+      // [frontend: note-idle]
+      noteIdle();
+      // [/frontend: note-idle]
       stream = await(self, spins);
     }
   }

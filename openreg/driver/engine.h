@@ -39,6 +39,13 @@ class Scheduler {
     return running_.load() > 0;
   }
   void stop();
+  // [frontend: running]
+  // How many engines are not idle.
+  int running() {
+    const std::lock_guard lock(mutex_);
+    return running_.load();
+  }
+  // [/frontend: running]
 
  private:
   struct Worker {

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <iterator>
+#include <utility>
 
 namespace openreg::driver {
 namespace {
@@ -15,12 +16,24 @@ constexpr std::size_t kReturnToSystem = std::size_t{1} << 20;
 constexpr std::uintptr_t kPage = 4096;
 
 std::size_t roundUp(std::size_t bytes) {
+  // [frontend: round-to-pages]
+  if (bytes >= Heap::kShareable) {
+    return (bytes + kPage - 1) / kPage * kPage;
+  }
+  // [/frontend: round-to-pages]
   return (bytes + Heap::kAlignment - 1) / Heap::kAlignment * Heap::kAlignment;
 }
 
 std::uintptr_t address(const void* ptr) {
   return reinterpret_cast<std::uintptr_t>(ptr);
 }
+
+// [frontend: skipped]
+// What an allocation leaves free at the start of a range to begin with a page.
+std::size_t skipped(std::uintptr_t begin, std::size_t wanted) {
+  return wanted < Heap::kShareable ? 0 : (kPage - begin % kPage) % kPage;
+}
+// [/frontend: skipped]
 
 } // namespace
 
@@ -71,6 +84,12 @@ void* Heap::allocate(std::size_t bytes) {
   }
   auto best = free_.end();
   for (auto range = free_.begin(); range != free_.end(); ++range) {
+    // [frontend: range-with-pages]
+    if (range->second >= wanted &&
+        range->second - wanted < skipped(range->first, wanted)) {
+      continue;
+    }
+    // [/frontend: range-with-pages]
     if (range->second >= wanted &&
         (best == free_.end() || range->second < best->second)) {
       best = range;
@@ -79,12 +98,19 @@ void* Heap::allocate(std::size_t bytes) {
   if (best == free_.end()) {
     return nullptr;
   }
-  const auto [begin, size] = *best;
+  auto [begin, size] = std::pair<std::uintptr_t, std::size_t>(*best);
   free_.erase(best);
+  // [frontend: whole-pages]
+  if (const std::size_t skip = skipped(begin, wanted); skip > 0) {
+    free_.emplace(begin, skip);
+    begin += skip;
+    size -= skip;
+  }
+  // [/frontend: whole-pages]
   if (size > wanted) {
     free_.emplace(begin + wanted, size - wanted);
   }
-  blocks_.emplace(begin, Block{bytes, false});
+  blocks_.emplace(begin, Block{.size = bytes, .retired = false});
   return reinterpret_cast<void*>(begin);
 }
 
@@ -110,6 +136,11 @@ void Heap::release(const void* ptr) {
   const auto block = blocks_.find(address(ptr));
   std::uintptr_t begin = block->first;
   std::size_t size = roundUp(block->second.size);
+  // [frontend: detach-object]
+  if (block->second.object >= 0 && !detach(ptr, block->second)) {
+    return; // stays shared, so nobody else may have it; as good as leaked
+  }
+  // [/frontend: detach-object]
   blocks_.erase(block);
   --retired_;
   if (size >= kReturnToSystem) {

@@ -51,6 +51,11 @@ Windows& windows();
 class Heap {
  public:
   static constexpr std::size_t kAlignment = 512;
+  // [frontend: shareable]
+  // An allocation of a page or more has its pages to itself, so that other
+  // processes can be given these pages and see nothing else.
+  static constexpr std::size_t kShareable = 4096;
+  // [/frontend: shareable]
 
   void open(int device, std::size_t bytes);
 
@@ -78,11 +83,29 @@ class Heap {
   Usage usage();
   bool hasRetired();
 
+  // [frontend: objects]
+  // The memory object behind an allocation, -1 for private memory; false if
+  // `ptr` is not the start of a live one.
+  bool object(const void* ptr, int& fd);
+  // A new descriptor of that object, which is made if need be; no engine may
+  // run then. -1 and errno when the system refuses.
+  int share(int device, const void* ptr);
+  // Map an object over a new allocation of its size; false and errno likewise.
+  bool attach(const void* ptr, int fd);
+  // [/frontend: objects]
+
  private:
   struct Block {
     std::size_t size; // as asked for, in bytes
     bool retired;
+    // [frontend: block-object]
+    int object = -1; // a descriptor, of the memory object that backs it
+    // [/frontend: block-object]
   };
+  // [frontend: detach]
+  // Back to private memory of zeros; false when the system refuses.
+  bool detach(const void* ptr, Block& block);
+  // [/frontend: detach]
 
   std::mutex mutex_;
   std::map<std::uintptr_t, Block> blocks_;

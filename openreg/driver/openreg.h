@@ -257,6 +257,39 @@ OR_API orError orMemcpyAsync(
 OR_API orError
 orMemsetAsync(void* ptr, int value, size_t bytes, orStream_t stream);
 
+// [frontend: sharing-functions]
+/**
+ * A descriptor with which other processes can map the allocation `ptr` lies in:
+ * the caller's to close, and to send through a Unix socket. `*offset` is where
+ * in the allocation `ptr` lies.
+ *
+ * The first export of an allocation moves it from private memory to a memory
+ * object, and waits for the commands that run now, on all devices; the queued
+ * ones follow afterwards. Later exports, and those of imported memory, give
+ * the same object. It lives as long as anybody has it allocated, imported or
+ * open, and never changes its size.
+ *
+ * The allocation must have its pages to itself: one of less than 4096 bytes
+ * is ::orErrorInvalidValue. ::orErrorInvalidPointer outside of any live
+ * allocation; from a kernel or a host function ::orErrorNotPermitted;
+ * ::orErrorSystem when there are too many open files.
+ */
+OR_API orError orMemExport(int* fd, size_t* offset, const void* ptr);
+
+/**
+ * Map what orMemExport() exported, here or in another process, and give its
+ * size. The descriptor may be closed then. Nothing orders the processes' work:
+ * the exporter waits for what must come before, and says so to the importer.
+ *
+ * The memory counts as allocated on the current device, which must be the
+ * exporter's (else ::orErrorInvalidDevice), and goes with orFree() or
+ * orFreeAsync(), which leave the object to the others. Each import is another
+ * mapping. ::orErrorInvalidValue for a descriptor of anything else;
+ * ::orErrorOutOfMemory as from orMalloc().
+ */
+OR_API orError orMemImport(void** ptr, size_t* bytes, int fd);
+// [/frontend: sharing-functions]
+
 /* ----------------------------------------------------------------- streams */
 
 /**

@@ -14,6 +14,9 @@
 #include "openreg/driver/config.h"
 #include "openreg/driver/event.h"
 #include "openreg/driver/kernel.h"
+// [frontend: include-pause]
+#include "openreg/driver/pause.h"
+// [/frontend: include-pause]
 #include "openreg/driver/status.h"
 
 namespace openreg::driver {
@@ -220,6 +223,12 @@ bool Stream::handOver(Engine kind) {
 void Stream::run(Engine kind) {
   state_.store(State::Running);
   while (!handOver(kind)) {
+    // [frontend: park]
+    if (pauseAsked.load()) [[unlikely]] {
+      park();
+      continue; // the process may be exiting by now
+    }
+    // [/frontend: park]
     const std::uint64_t sequence = done_.load(std::memory_order_relaxed) + 1;
     execute(queue_.front(), sequence);
     queue_.pop();
