@@ -1,8 +1,8 @@
 """Libraries that users run: on the device as on the CPU, and where they refuse.
 
 The scripts are those that the guide shows. `make ecosystem` installs the
-libraries; what is not there is skipped. Each program runs in a process of its
-own, because accelerate and the registries of Lightning keep what they are told.
+libraries; what is not there is skipped. Each run has a process of its own,
+because accelerate and the registries of Lightning keep what they are told.
 """
 
 import json
@@ -20,13 +20,14 @@ import openreg  # noqa: F401 - before the chapter `autoload`
 pytestmark = needs.operators
 SCRIPTS = Path(processes.__file__).parent / "scripts" / "ecosystem"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-# The training script of each library, and how many losses it prints.
+# The script of each library, what it imports, and how many losses it prints.
 PRINTED = {
-    "accelerate_train": 12,
-    "lightning_train": 8,
-    "safetensors_files": 8,
-    "transformers_train": 8,
+    "accelerate_train": ("accelerate", 12),
+    "lightning_train": ("lightning.pytorch", 8),
+    "safetensors_files": ("safetensors.torch", 8),
+    "transformers_train": ("transformers.trainer", 8),
 }
+DEVICES = ["cpu", "openreg", "openreg:1"]
 
 
 def require(library):
@@ -43,16 +44,29 @@ def run(code, **environment):
     return process.stdout
 
 
-def script(name, device):
-    """What a script prints, by the first word of each line."""
+def script(name, module):
+    """What a script prints on each device, by the first word of each line.
+
+    The module is imported once, which takes longer than what the script does.
+    """
     path = str(SCRIPTS / f"{name}.py")
+    lines = run(
+        f"import os, runpy, sys, {module}\n"
+        f"for device in {DEVICES}:\n"
+        f"    print('run', device, flush=True)\n"
+        f"    if not os.fork():\n"
+        f"        sys.argv = [{path!r}, device]\n"
+        f"        runpy.run_path({path!r}, run_name='__main__')\n"
+        f"        break\n"
+        f"    assert os.wait()[1] == 0\n"
+    ).splitlines()
     printed = {}
-    for line in run(
-        f"import runpy, sys; sys.argv = [{path!r}, {device!r}]\n"
-        f"runpy.run_path({path!r}, run_name='__main__')"
-    ).splitlines():
+    for line in lines:
         word, _, rest = line.partition(" ")
-        printed.setdefault(word, []).append(rest)
+        if word == "run":
+            device = printed[rest] = {}
+        else:
+            device.setdefault(word, []).append(rest)
     return printed
 
 
@@ -77,16 +91,16 @@ def facts(setup, **asked):
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_script_trains_on_the_device_as_on_the_cpu(name):
-    require(name.partition("_")[0])
-    cpu = script(name, "cpu")
-    assert set(cpu.pop("device")) == {"cpu"}
-    expected = numbers(cpu)
-    assert len(expected["loss"]) == PRINTED[name]
+    module, count = PRINTED[name]
+    require(module.partition(".")[0])
+    printed = script(name, module)
+    expected = numbers(printed["cpu"])
+    assert len(expected["loss"]) == count
     assert sum(expected["loss"][-4:]) < sum(expected["loss"][:4])
-    for device in ("openreg", "openreg:1"):
-        ours = script(name, device)
-        assert set(ours.pop("device")) == {str(torch.ones(1).to(device).device)}
-        assert numbers(ours) == {
+    for device in DEVICES:
+        place = str(torch.ones(1).to(device).device)
+        assert set(printed[device]["device"]) == {place}
+        assert numbers(printed[device]) == {
             word: pytest.approx(values, rel=1e-5)
             for word, values in expected.items()
         }
