@@ -142,6 +142,11 @@ from openreg.sync_debug import get_sync_debug_mode, set_sync_debug_mode
 from openreg.sharing import ipc_collect
 
 # [/frontend: sharing-exports]
+# [frontend: tiles-exports]
+from openreg import dlpack, parallel, tiles
+from openreg.tiles import is_tiled, to_strided, to_tiled
+
+# [/frontend: tiles-exports]
 # [fallback: exports]
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
@@ -171,6 +176,11 @@ except BaseException:
     raise
 # [/streams: sanitizer]
 
+# [frontend: complete]
+dlpack._install()
+parallel._install()
+tiles._install()
+# [/frontend: complete]
 # [frontend: methods]
 torch.utils.generate_methods_for_privateuse1_backend(
     for_tensor=True,

@@ -5,6 +5,8 @@
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include "openreg/csrc/tiles.h"
+
 namespace openreg {
 namespace {
 
@@ -21,6 +23,7 @@ std::ptrdiff_t backingOffset() {
 
 // [ops: device-view]
 at::Tensor deviceView(const at::Tensor& tensor) {
+  checkStrided(tensor);
   const c10::Storage& storage = tensor.storage();
   char* data = static_cast<char*>(storage.data_ptr().get());
   c10::Storage backing(

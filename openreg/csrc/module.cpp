@@ -136,6 +136,9 @@ PYBIND11_MODULE(_C, m) {
   // [frontend: bind-sync-debug]
   openreg::bindSyncDebug(m);
   // [/frontend: bind-sync-debug]
+  // [frontend: bind-tiles]
+  openreg::bindTiles(m);
+  // [/frontend: bind-tiles]
   // [frontend: bind]
   openreg::bindSharing(m);
   // [/frontend: bind]

@@ -18,6 +18,9 @@ void bindGenerators(pybind11::module_& m);
 // [frontend: declare-sync-debug]
 void bindSyncDebug(pybind11::module_& m);
 // [/frontend: declare-sync-debug]
+// [frontend: declare-tiles]
+void bindTiles(pybind11::module_& m);
+// [/frontend: declare-tiles]
 // [frontend: declare]
 void bindSharing(pybind11::module_& m);
 // [/frontend: declare]

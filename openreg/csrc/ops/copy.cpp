@@ -2,6 +2,7 @@
 // Copies: within a device, between two, and to and from the host.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/real.h>
 #include <c10/core/DeviceGuard.h>
@@ -10,6 +11,7 @@
 #include "openreg/csrc/launch.h"
 #include "openreg/csrc/pinned.h"
 #include "openreg/csrc/sync_debug.h"
+#include "openreg/csrc/tiles.h"
 
 namespace openreg {
 namespace {
@@ -186,7 +188,12 @@ at::Tensor sourceFor(const at::Tensor& dst, const at::Tensor& src) {
 // [ops: copy-from]
 at::Tensor copyFrom(
     const at::Tensor& self, const at::Tensor& dst, bool nonBlocking) {
-  const at::Tensor src = sourceFor(dst, self);
+  const at::Tensor src = sourceFor(dst, toStrided(self));
+  if (isTiled(dst)) {
+    const at::Tensor there = src.to(dst.options(), nonBlocking);
+    copyFrom(memoryOf(toTiled(there)), memoryOf(dst), nonBlocking);
+    return dst;
+  }
   if (dst.is_same(src) || dst.numel() == 0) {
     return dst;
   }
@@ -222,6 +229,19 @@ at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& dst) {
 }
 // [/ops: copy-from-and-resize]
 
+// [ops: clone]
+at::Tensor clone(
+    const at::Tensor& self, std::optional<c10::MemoryFormat> format) {
+  if (!isTiled(self) ||
+      format.value_or(c10::MemoryFormat::Preserve) !=
+          c10::MemoryFormat::Preserve) {
+    return at::native::clone(self, format);
+  }
+  const c10::DeviceGuard guard(self.device());
+  return toTiled(toStrided(self));
+}
+// [/ops: clone]
+
 // [ops: item]
 // Reads one element, and so waits for all work before it on the stream.
 at::Scalar localScalarDense(const at::Tensor& self) {
@@ -245,6 +265,7 @@ at::Scalar localScalarDense(const at::Tensor& self) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", &copyFrom);
   m.impl("_copy_from_and_resize", &copyFromAndResize);
+  m.impl("clone", &clone);
   m.impl("_local_scalar_dense", &localScalarDense);
 }
 // [/ops: register-copy]

@@ -13,6 +13,7 @@
 #include "openreg/csrc/allocator.h"
 #include "openreg/csrc/device.h"
 #include "openreg/csrc/stream.h"
+#include "openreg/csrc/tiles.h"
 
 namespace openreg {
 
@@ -69,6 +70,7 @@ const at::Tensor& resize(
     const at::Tensor& self,
     c10::IntArrayRef size,
     std::optional<c10::MemoryFormat> format) {
+  checkStrided(self);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != size) {
     impl->set_sizes_contiguous(size);
@@ -99,6 +101,7 @@ at::Tensor& setStorage(
       " under an openreg tensor; move it to the device first");
   at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
+  impl->set_backend_meta(nullptr); // said how to read the storage it had
   impl->set_storage_offset(offset);
   if (stride.data() != nullptr) {
     impl->set_sizes_and_strides(size, stride);

@@ -12,16 +12,42 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include "openreg/csrc/tiles.h"
+
 namespace openreg {
+
+namespace {
+
+// [ops: strided]
+// `Kernel`, for tensors whose elements lie where their strides say.
+template <auto Kernel>
+struct Strided;
+
+template <
+    typename Result,
+    typename... Rest,
+    Result (*Kernel)(const at::Tensor&, Rest...)>
+struct Strided<Kernel> {
+  static Result call(const at::Tensor& self, Rest... rest) {
+    checkStrided(self);
+    return Kernel(self, std::forward<Rest>(rest)...);
+  }
+};
+// [/ops: strided]
+
+} // namespace
 
 // [ops: views]
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("view", &at::native::view);
-  m.impl("as_strided", &at::native::as_strided_tensorimpl);
-  m.impl("_reshape_alias", &at::native::_reshape_alias);
-  m.impl("unfold", &at::native::unfold);
-  m.impl("view_as_real", &at::native::view_as_real);
-  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("view", &Strided<&at::native::view>::call);
+  m.impl("as_strided", &Strided<&at::native::as_strided_tensorimpl>::call);
+  m.impl("_reshape_alias", &Strided<&at::native::_reshape_alias>::call);
+  m.impl("unfold", &Strided<&at::native::unfold>::call);
+  m.impl("view_as_real", &Strided<&at::native::view_as_real>::call);
+  m.impl("view_as_complex", &Strided<&at::native::view_as_complex>::call);
+  // These two change nothing but the tensor object.
+  m.impl("alias", &aliasOf);
+  m.impl("detach", &aliasOf);
   m.impl("is_set_to", &at::native::is_set_to);
 }
 // [/ops: views]
