@@ -97,15 +97,17 @@ def _gather_out(
     return out
 
 
-def _first(value: object) -> torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else next(iter(value))
+def _first(value: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else value[0]
 
 
 def _offer(ours: Callable, others: Callable | None) -> Callable:
     """Return `ours` for openreg's tensors; what was there, for all others."""
 
     @functools.wraps(ours)
-    def function(source: object, *args: object) -> object:
+    def function(
+        source: torch.Tensor | Sequence[torch.Tensor], *args: object
+    ) -> object:
         kind = _first(source).device.type
         if kind == "openreg" or (kind == "cpu" and _accelerates()):
             return ours(source, *args)
