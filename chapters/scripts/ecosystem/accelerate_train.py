@@ -22,9 +22,6 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 os.environ["ACCELERATE_TORCH_DEVICE"] = sys.argv[1]
-# `prepare` moves a model whose optimizer exists. The parameters must stay the
-# ones that the optimizer knows.
-torch.__future__.set_swap_module_params_on_conversion(True)
 
 
 class RandomState:

@@ -21,10 +21,6 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 from torch.nn import functional
 
-# A module that moves keeps its parameters as they are known: to one another,
-# and to an optimizer.
-torch.__future__.set_swap_module_params_on_conversion(True)
-
 device = torch.device(sys.argv[1])
 # What safetensors is told: an index means the accelerator's.
 place = "cpu" if device.type == "cpu" else device.index or 0

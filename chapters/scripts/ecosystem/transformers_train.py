@@ -22,9 +22,6 @@ from transformers import (
 )
 
 device = os.environ["ACCELERATE_TORCH_DEVICE"] = sys.argv[1]
-# The first and the last layer share a weight, and must share it when the model
-# has moved.
-torch.__future__.set_swap_module_params_on_conversion(True)
 CONFIG = LlamaConfig(
     vocab_size=64,
     hidden_size=32,
