@@ -25,7 +25,7 @@ sources := $(shell find openreg openreg_autoload torch_openreg cmake \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install guide serve test notebooks lint bench sanitize clean
-.PHONY: ecosystem prerequisites FORCE
+.PHONY: ecosystem prerequisites sweep FORCE
 
 help:
 	@echo 'make install    make .venv, build the backend and install it there'
@@ -33,6 +33,7 @@ help:
 	@echo 'make serve      serve the guide on this machine, PORT=$(PORT)'
 	@echo 'make test       everything that must hold'
 	@echo 'make ecosystem  install accelerate, Lightning and others, run them on the device'
+	@echo 'make sweep      run PyTorch'\''s operator database, write the table of verdicts'
 	@echo 'make notebooks  write notebooks/ from chapters/'
 	@echo 'make lint       check style and types of the Python and C++ sources'
 	@echo 'make bench      compare the speed with the CPU device'
@@ -60,6 +61,10 @@ test: $(VENV)/.installed
 
 ecosystem: $(VENV)/.ecosystem
 	@$(python) -m pytest -n $(JOBS) --dist worksteal tests/test_ecosystem.py
+
+# SWEEP='add nn.Linear' runs these alone; SWEEP=--help says what else there is.
+sweep: $(VENV)/.installed
+	@PYTHONPATH=tests $(python) -m sweep --jobs $(JOBS) --update $(SWEEP)
 
 notebooks: $(VENV)/.installed
 	@$(python) docs/_ext/notebooks.py
