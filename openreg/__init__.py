@@ -148,6 +148,7 @@ from openreg.tiles import is_tiled, to_strided, to_tiled
 
 # [/frontend: tiles-exports]
 # [fallback: exports]
+from openreg import fallback
 from openreg.fallback import fallback_count, fallbacks
 # [/fallback: exports]
 

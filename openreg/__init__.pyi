@@ -3,13 +3,15 @@
 import torch
 
 from openreg import dlpack as dlpack
+from openreg import fallback as fallback
 from openreg import memory as memory
 from openreg import parallel as parallel
 from openreg import random as random
 from openreg import sanitizer as sanitizer
 from openreg import streams as streams
 from openreg.devices import *
-from openreg.fallback import *
+from openreg.fallback import fallback_count as fallback_count
+from openreg.fallback import fallbacks as fallbacks
 from openreg.formats import *
 from openreg.memory import *
 from openreg.peer import *

@@ -24,6 +24,10 @@ assert_type(openreg.get_amp_supported_dtype(), list[torch.dtype])
 assert_type(openreg.get_sync_debug_mode(), int)
 assert_type(openreg.caching_allocator_alloc(8), int)
 assert_type(openreg.fallbacks(), dict[str, int])
+assert_type(openreg.fallback.records(), list[openreg.fallback.Record])
+assert_type(openreg.fallback.get_mode("aten::add.out"), str)
+with openreg.fallback.mode("error, linalg=warn"):
+    assert_type(openreg.fallback.report(), str)
 assert_type(openreg.__version__, str)
 
 side = openreg.Stream(priority=-1)

@@ -1,103 +1,194 @@
 // Chapter: fallback
-// Operators without a kernel run on the CPU: counted, and never in silence.
-#include <ATen/native/CPUFallback.h>
+#include "openreg/csrc/ops/fallback.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 #include <torch/library.h>
 
-#include <cstdlib>
-#include <map>
-#include <mutex>
+#include <algorithm>
+#include <chrono>
 #include <string>
+#include <vector>
 
-#include "openreg/csrc/module.h"
 #include "openreg/csrc/ops/arguments.h"
-#include "openreg/csrc/ops/fallback.h"
+#include "openreg/csrc/ops/ledger.h"
+#include "openreg/csrc/ops/on_host.h"
 
 namespace openreg {
 namespace {
 
-enum class Mode { Silent, Warn, Error };
-
-// OPENREG_FALLBACK: off says nothing, warn (the default) says it once for each
-// operator, error refuses.
-Mode readMode() {
-  const char* text = std::getenv("OPENREG_FALLBACK");
-  const std::string mode = text != nullptr && *text != '\0' ? text : "warn";
-  if (mode == "off") {
-    return Mode::Silent;
+// [fallback: refuse]
+bool isView(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::inplace_view)) {
+    return true; // changes its argument's sizes, strides or storage
   }
-  TORCH_CHECK(
-      mode == "warn" || mode == "error",
-      "OPENREG_FALLBACK='",
-      mode,
-      "' is not one of off, warn, error; unset it or correct it");
-  return mode == "error" ? Mode::Error : Mode::Warn;
+  const auto& results = op.schema().returns();
+  return std::any_of(
+      results.begin(), results.end(), [](const c10::Argument& result) {
+        return result.alias_info() != nullptr &&
+               !result.alias_info()->isWrite();
+      });
 }
 
-Mode mode() {
-  static const Mode value = readMode();
-  return value;
+void refuseOperator(const c10::OperatorHandle& op) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !isView(op),
+      op.operator_name(),
+      " has no kernel for openreg, and a view never falls back to the CPU: "
+      "its result would not share memory with its argument. Register a kernel "
+      "for it");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+      op.operator_name(),
+      " has no kernel for openreg, and none for the CPU that could stand in. "
+      "Register a kernel for it");
 }
 
-struct Ledger {
-  std::mutex mutex;
-  std::map<std::string, std::size_t> calls; // by operator and overload
+void refuseGenerator(
+    const c10::OperatorHandle& op, const at::Generator& generator) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      generator.device().is_cpu(),
+      op.operator_name(),
+      " has no kernel for openreg, and on the CPU a generator of ",
+      generator.device(),
+      " draws nothing. Pass a CPU generator, or none");
+}
+
+void refuseArguments(
+    const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = values[i];
+    if (value.isTensor()) {
+      const auto* alias = arguments[i].alias_info();
+      TORCH_CHECK(
+          alias == nullptr || !alias->isWrite() || !value.toTensor().is_cpu(),
+          "Expected all tensors to be on the same device, but ",
+          op.operator_name(),
+          " of openreg tensors cannot write into ",
+          arguments[i].name(),
+          ", which is on the CPU");
+    } else if (value.isGenerator()) {
+      refuseGenerator(op, value.toGenerator());
+    }
+  }
+  checkArguments(op.schema(), stack);
+}
+// [/fallback: refuse]
+
+// [fallback: call-site]
+// The line of the user's program that called, and the warning for it. The
+// warning raises where the user has made errors of warnings.
+std::string askPython(const LedgerOrder& order) {
+  if (Py_IsInitialized() == 0) {
+    return "a program without Python";
+  }
+  const pybind11::gil_scoped_acquire gil;
+  const pybind11::object site =
+      pybind11::module_::import("openreg.fallback")
+          .attr("_called")(order.entry->name, order.warn);
+  return site.cast<std::string>();
+}
+// [/fallback: call-site]
+
+int64_t now() {
+  return std::chrono::steady_clock::now().time_since_epoch().count();
+}
+
+// Enters the call however it ends: its time is gone either way.
+class Entering final {
+ public:
+  Entering(LedgerEntry* entry, std::string site)
+      : entry_(entry), site_(std::move(site)), start_(now()) {
+  }
+  Entering(const Entering&) = delete;
+  Entering& operator=(const Entering&) = delete;
+  ~Entering() {
+    cost.nanoseconds = now() - start_;
+    enterCall(entry_, cost, site_);
+  }
+
+  HostCost cost;
+
+ private:
+  LedgerEntry* entry_;
+  std::string site_;
+  int64_t start_;
 };
 
-Ledger& ledger() {
-  static Ledger* const instance = new Ledger;
-  return *instance;
-}
-
-void note(const std::string& name) {
+// [fallback: refuse-layout]
+// Keys of layouts that the device does not have: PyTorch's own message there
+// lists all backends and dispatch keys there are.
+void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      mode() != Mode::Error,
-      name,
-      " has no kernel for openreg, and OPENREG_FALLBACK=error forbids running "
-      "it on the CPU");
-  const bool first = countFallback(name);
-  if (first && mode() == Mode::Warn) {
-    TORCH_WARN(
-        name,
-        " has no kernel for openreg and runs on the CPU: its tensors are "
-        "copied there and back. torch.openreg.fallbacks() counts the calls; "
-        "OPENREG_FALLBACK=off|warn|error sets what happens");
-  }
+      false,
+      op.operator_name(),
+      ": openreg has no sparse, quantized or nested tensors. Do this on the "
+      "CPU, and bring the strided result to the device");
 }
+// [/fallback: refuse-layout]
 
+} // namespace
+
+// [fallback: boxed]
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  const std::string name = toString(op.operator_name());
-  checkArguments(op.schema(), *stack);
-  note(name);
+  refuseOperator(op);
+  refuseArguments(op, *stack);
+  const LedgerOrder order = openEntry(op);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      order.mode != FallbackMode::Error,
+      order.entry->name,
+      " (",
+      order.entry->category,
+      ") has no kernel for openreg, and the mode 'error' of "
+      "torch.openreg.fallback forbids running it on the CPU. Allow it with "
+      "torch.openreg.fallback.mode(\"",
+      order.entry->name,
+      "=warn\") or in OPENREG_FALLBACK");
+  std::string site;
+  if (order.warn || order.site) {
+    site = askPython(order);
+    site = order.site ? site : "";
+  }
+  if (order.warn) {
+    setWarned(order.entry);
+  }
+  Entering call(order.entry, std::move(site));
   try {
-    at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
+    runOnHost(op, stack, &call.cost);
   } catch (const c10::NotImplementedError& error) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         false,
-        name,
+        order.entry->name,
         " has no kernel for openreg, and the CPU cannot stand in: ",
         error.what_without_backtrace());
   }
 }
+// [/fallback: boxed]
 
-} // namespace
-
-bool countFallback(const std::string& name) {
-  const std::lock_guard lock(ledger().mutex);
-  return ledger().calls[name]++ == 0;
-}
-
-void bindFallback(pybind11::module_& m) {
-  m.def("fallbacks", [] {
-    const std::lock_guard lock(ledger().mutex);
-    return ledger().calls;
-  });
-}
-
+// [fallback: register]
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
+
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&refuseLayout>());
+}
+// [/fallback: register]
 
 } // namespace openreg
