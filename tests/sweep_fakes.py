@@ -188,7 +188,7 @@ def main():
     def report(*words):
         print(*words, file=sys.stderr)
 
-    cells = Sweep(jobs=2, timeout=5, report=report).run(subjects)
+    cells = Sweep(jobs=2, timeout=10, report=report).run(subjects)
     for key, cell in sorted(cells.items()):
         print(*key, table.tell(cell), sep="\t")
 

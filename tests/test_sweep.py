@@ -34,6 +34,10 @@ def child(*arguments, **options):
     )
 
 
+def test_there_is_a_table():
+    assert table.read().cells, "run make sweep and commit tests/sweep"
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_nothing_is_worse_than_in_the_table(part, tmp_path):
     report = tmp_path / "report"

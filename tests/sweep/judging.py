@@ -129,7 +129,6 @@ def forms(expected: torch.Tensor, found: torch.Tensor):
     yield "grad", expected.requires_grad, found.requires_grad
     if expected.layout is torch.strided and not expected.is_nested:
         yield "stride", strides(expected), strides(found)
-        yield "conjugate", expected.is_conj(), found.is_conj()
 
 
 def strides(tensor: torch.Tensor) -> list[int]:

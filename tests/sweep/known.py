@@ -17,9 +17,7 @@ UNINITIALIZED = {
 REFUSALS: dict[str, str] = {}
 
 # Differences that count as right: by name, what differs and why.
-ACCEPTED: dict[str, tuple[str, str]] = {
-    "native_group_norm": ("no error", "only the CPU lacks strided inputs"),
-}
+ACCEPTED: dict[str, tuple[str, str]] = {}
 
 # Their arguments after the first must lie on the CPU.
 HOST_ARGUMENTS = {"tensor_split"}
