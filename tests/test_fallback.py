@@ -85,6 +85,11 @@ def halve_each_(xs):
     return xs
 
 
+@for_the_cpu("add_to(Tensor x, *, Tensor(a!) sum) -> ()")
+def add_to(x, sum):
+    sum.add_(x)
+
+
 @for_the_cpu("first(Tensor(a) x) -> Tensor(a)")
 def first(x):
     return x[0]
@@ -186,6 +191,12 @@ def test_out_is_written_and_returned(x):
     room = torch.zeros(3, 2, device="openreg")
     ops.half.out(x, out=room[:, 0])
     assert room.tolist() == [[1, 0], [2, 0], [3, 0]]
+
+
+def test_a_custom_operator_may_read_what_it_writes(x):
+    sum = torch.ones(3, device="openreg")
+    ops.add_to(x, sum=sum)
+    assert sum.tolist() == [3, 5, 7]
 
 
 def test_out_of_the_wrong_size_is_resized_and_keeps_the_cpus_strides(x):
