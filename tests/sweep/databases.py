@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
@@ -13,6 +15,8 @@ from sweep.optimizers import Optimizer
 
 
 def subjects(fast: bool = False, names: list[str] | None = None) -> list:
+    if not hasattr(torch, "openreg"):
+        sys.exit("There is no device: `import torch` says why.")
     torch.set_num_threads(1)
     every = [Operator(info, fast) for info in op_db]
     every += [Module(info, fast) for info in module_db]
