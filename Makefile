@@ -138,7 +138,7 @@ $(VENV)/.lint: $(VENV)/constraints.txt
 
 $(VENV)/.tools: $(VENV)/constraints.txt
 	@echo 'Installing torch and the build tools (about 2 minutes) ...'
-	@$(pip) '$(torch)' cmake ninja scikit-build-core
+	@$(pip) '$(torch)' cmake ninja pyyaml scikit-build-core
 	@touch $@
 
 $(VENV)/.sources: FORCE | $(python)

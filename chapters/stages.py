@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
@@ -130,6 +131,25 @@ def write(path: Path, text: str) -> None:
         part.replace(path)
 
 
+def generated(found: dict[str, str]) -> dict[str, str]:
+    """The sources that a state's own program writes, once for each text."""
+    program = "openreg/csrc/structured.py"
+    if program not in found:
+        return {}
+    parts = [found[program], found[f"{program[:-2]}yaml"], VERSION]
+    target = OBJECTS / f"structured-{digest(*parts)}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=OBJECTS) as temporary:
+            place = Path(temporary) / "structured.py"
+            place.write_text(parts[0])
+            place.with_suffix(".yaml").write_text(parts[1])
+            made = place.with_name("made")
+            subprocess.run([sys.executable, place, made, "8"], check=True)
+            made.rename(target)
+    folder = program.removesuffix(".py")
+    return {f"{folder}/{p.name}": p.read_text() for p in target.iterdir()}
+
+
 def write_state(chapter: str | None) -> dict[str, str]:
     """Write a state's sources and its installed look; return the sources.
 
@@ -137,6 +157,7 @@ def write_state(chapter: str | None) -> dict[str, str]:
     package's, which torch would load.
     """
     found = texts(chapter, padded=True)
+    found |= generated(found)
     root = folder(chapter)
     for old in (root / "openreg").rglob("*"):
         is_source = old.suffix in marks.MARKED
@@ -185,13 +206,16 @@ def borrow(objects: dict[str, Path], found: dict[str, str]) -> None:
     if not stamp.exists() or stamp.read_text().strip() != PUBLIC:
         return
     last = texts(CHAPTERS[-1], padded=True)
+    made = {n: INSTALLED / n for n in generated(last)}
+    last |= {n: path.read_text() for n, path in made.items() if path.exists()}
     agree = {name for name, text in found.items() if last.get(name) == text}
     for name, target in objects.items():
         folder = "driver" if "/driver/" in name else "_C"
         theirs = INSTALLED / "CMakeFiles" / f"{folder}.dir" / f"{name}.o"
         parts = included(name, found)
         if parts <= agree and theirs.exists() and not target.exists():
-            changed = max((ROOT / part).stat().st_mtime for part in parts)
+            origins = [made.get(part, ROOT / part) for part in parts]
+            changed = max(origin.stat().st_mtime for origin in origins)
             if changed < theirs.stat().st_mtime:
                 shutil.copyfile(theirs, target)
 

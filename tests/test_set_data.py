@@ -1,4 +1,4 @@
-"""A module that moves keeps its parameters: the objects, not only the values."""
+"""A module that moves keeps its parameters: the same objects."""
 
 import copy
 

@@ -81,7 +81,7 @@ def random_tensors(count, seed=0):
 
 
 def test_random_tensors_arrive_as_they_are_on_the_cpu(peer):
-    pairs = random_tensors(100)
+    pairs = random_tensors(200)
     cpu, device = zip(*pairs, strict=True)
     peer(hold, "all", list(device))
     equal(peer(on_held, "all", describe), describe(cpu))

@@ -1,0 +1,184 @@
+// Chapter: kernels
+#include "openreg/csrc/operand.h"
+
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstring>
+
+#include "openreg/csrc/tiles.h"
+
+namespace openreg {
+namespace {
+
+// [kernels: memory]
+// All memory of all devices as kernels see it, in one storage. A tensor over
+// the device's memory is a place in it: nothing has to be allocated, counted
+// or freed for each. It is never destroyed; engines may run until the end.
+struct Memory {
+  char* begin;
+  c10::Storage storage;
+
+  static const Memory& instance() {
+    static const Memory* const memory = [] {
+      void* begin = nullptr;
+      std::size_t bytes = 0;
+      check(orGetBackingRange(&begin, &bytes));
+      c10::Storage all(
+          c10::Storage::use_byte_size_t(),
+          bytes,
+          c10::DataPtr(begin, c10::kCPU));
+      return new Memory{static_cast<char*>(begin), std::move(all)};
+    }();
+    return *memory;
+  }
+};
+
+std::ptrdiff_t backingOffset() {
+  static const std::ptrdiff_t offset = [] {
+    std::ptrdiff_t result = 0;
+    check(orGetBackingOffset(&result));
+    return result;
+  }();
+  return offset;
+}
+// [/kernels: memory]
+
+} // namespace
+
+// [kernels: take]
+Operand::Operand(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return;
+  }
+  checkStrided(tensor);
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  dtype_ = impl->dtype();
+  conj_ = tensor.is_conj();
+  neg_ = tensor.is_neg();
+  shape_.set_sizes(impl->sizes());
+  shape_.set_strides(impl->strides());
+  if (impl->device_type() == c10::DeviceType::PrivateUse1) {
+    kind_ = Kind::Device;
+    if (const void* const data = tensor.const_data_ptr()) {
+      const char* const seen = static_cast<const char*>(data) + backingOffset();
+      offset_ = (seen - Memory::instance().begin) /
+                static_cast<std::ptrdiff_t>(dtype_.itemsize());
+    }
+    return;
+  }
+  TORCH_CHECK(
+      tensor.is_cpu() && tensor.dim() == 0,
+      "Expected all tensors to be on the same device, but found at least two "
+      "devices, openreg and ",
+      tensor.device(),
+      "! A kernel takes only a CPU tensor of no dimensions along");
+  kind_ = Kind::Value;
+  number_ = impl->is_wrapped_number();
+  std::memcpy(value_.data(), tensor.const_data_ptr(), dtype_.itemsize());
+}
+// [/kernels: take]
+
+// [kernels: view]
+at::Tensor Operand::view() const {
+  if (kind_ == Kind::Undefined) {
+    return {};
+  }
+  c10::Storage storage;
+  if (kind_ == Kind::Device) {
+    storage = Memory::instance().storage;
+  } else {
+    storage = c10::Storage(
+        c10::Storage::use_byte_size_t(),
+        dtype_.itemsize(),
+        c10::DataPtr(const_cast<char*>(value_.data()), c10::kCPU));
+  }
+  at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype_);
+  c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(
+      shape_.sizes_arrayref(), shape_.strides_arrayref(), offset_);
+  if (number_) {
+    impl->set_wrapped_number(true);
+  }
+  // Conjugation and negation are lazy: bits that say how to read the elements.
+  if (conj_) {
+    result._set_conj(true);
+  }
+  if (neg_) {
+    result._set_neg(true);
+  }
+  // A kernel that resized it would write over its neighbours: the storage has
+  // no end there.
+  impl->set_allow_tensor_metadata_change(false);
+  return result;
+}
+// [/kernels: view]
+
+std::optional<Operand> keep(const at::OptionalTensorRef& tensor) {
+  return tensor.has_value() ? std::optional<Operand>(*tensor) : std::nullopt;
+}
+
+std::optional<Operand> keep(const std::optional<at::Tensor>& tensor) {
+  return tensor.has_value() ? std::optional<Operand>(*tensor) : std::nullopt;
+}
+
+std::vector<Operand> keep(const at::ITensorListRef& tensors) {
+  std::vector<Operand> result;
+  result.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    result.emplace_back(tensor);
+  }
+  return result;
+}
+
+std::vector<Operand> keep(at::TensorList tensors) {
+  return keep(at::ITensorListRef(tensors));
+}
+
+Indices keep(const c10::List<std::optional<at::Tensor>>& tensors) {
+  Indices result;
+  for (const std::optional<at::Tensor>& tensor : tensors) {
+    result.operands.push_back(keep(tensor));
+  }
+  return result;
+}
+
+Indices keep(const at::IOptTensorListRef& tensors) {
+  Indices result;
+  for (const at::OptionalTensorRef& tensor : tensors) {
+    result.operands.push_back(keep(tensor));
+  }
+  return result;
+}
+
+std::optional<at::Scalar> keep(const at::OptionalScalarRef& scalar) {
+  return scalar.has_value() ? std::optional(scalar.get()) : std::nullopt;
+}
+
+std::string keep(std::string_view text) {
+  return std::string(text);
+}
+
+std::optional<std::string> keep(const std::optional<std::string_view>& text) {
+  return text.has_value() ? std::optional<std::string>(*text) : std::nullopt;
+}
+
+std::vector<at::Tensor> give(const std::vector<Operand>& kept) {
+  std::vector<at::Tensor> result;
+  result.reserve(kept.size());
+  for (const Operand& operand : kept) {
+    result.push_back(operand.view());
+  }
+  return result;
+}
+
+c10::List<std::optional<at::Tensor>> give(const Indices& kept) {
+  c10::List<std::optional<at::Tensor>> result;
+  for (const std::optional<Operand>& operand : kept.operands) {
+    result.push_back(give(operand));
+  }
+  return result;
+}
+
+} // namespace openreg

@@ -1,0 +1,264 @@
+# Chapter: kernels
+"""Write the C++ of the structured operators, from the installed torch's data.
+
+    python structured.py FOLDER [FILES]
+
+A structured operator has its checks and its output's shape in one C++ class of
+PyTorch's, the meta function, that serves every device. What is left for a
+device is the kernel, and a device whose library has PyTorch's own operators
+writes the same few lines for each: take the arguments along, launch, call the
+library. `torchgen`, which comes with torch, knows all signatures and writes
+the wrappers around the meta functions. It has no `PrivateUse1` there, so it is
+asked for another device, and the name is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torchgen
+import yaml
+from torchgen.api import meta, structured
+from torchgen.api.types import Binding, CppSignatureGroup
+from torchgen.context import native_function_manager
+from torchgen.dest import RegisterDispatchKey
+from torchgen.dest.register_dispatch_key import gen_registration_helpers
+from torchgen.gen import get_grouped_native_functions, parse_native_yaml
+from torchgen.model import (
+    BackendIndex,
+    BackendMetadata,
+    DispatchKey,
+    NativeFunctionsGroup,
+)
+from torchgen.selective_build.selector import SelectiveBuilder
+from torchgen.utils import Target
+
+PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+LISTED = Path(__file__).with_suffix(".yaml")
+MODEL = DispatchKey.XPU  # whose wrappers have the shape that we need
+
+HEAD = """\
+// Written by openreg/csrc/structured.py for torch's own operators.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/op_registration/adaption.h>
+#include <ATen/native/Resize.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/library.h>
+
+#include "openreg/csrc/operand.h"
+"""
+
+BOXED = """\
+// Written by openreg/csrc/structured.py.
+#include <torch/library.h>
+
+#include "openreg/csrc/library.h"
+
+namespace openreg {
+
+template <auto Kernel>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<Kernel>();
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {"""
+
+# [kernels: allocation]
+ALLOCATION = """
+namespace at::detail {
+inline Tensor empty_xpu(IntArrayRef sizes, const TensorOptions& options) {
+  return empty_generic(
+      sizes, GetAllocator(kPrivateUse1), DispatchKeySet(DispatchKey::XPU),
+      typeMetaToScalarType(options.dtype()), options.memory_format_opt());
+}
+inline Tensor empty_strided_xpu(
+    IntArrayRef sizes, IntArrayRef strides, const TensorOptions& options) {
+  return empty_strided_generic(
+      sizes, strides, GetAllocator(kPrivateUse1),
+      DispatchKeySet(DispatchKey::XPU),
+      typeMetaToScalarType(options.dtype()));
+}
+} // namespace at::detail
+"""
+# [/kernels: allocation]
+
+
+# [kernels: groups]
+def groups() -> dict[str, NativeFunctionsGroup]:
+    """The structured operators that the CPU has, by their ``out=`` overload.
+
+    A group is one operator in three forms: functional, in-place and ``out=``.
+    """
+    parsed = parse_native_yaml(
+        str(PACKAGED / "native_functions.yaml"), str(PACKAGED / "tags.yaml")
+    )
+    on_cpu = parsed.backend_indices[DispatchKey.CPU]
+    return {
+        str(group.out.func.name): group
+        for group in get_grouped_native_functions(parsed.native_functions)
+        if isinstance(group, NativeFunctionsGroup)
+        and group.structured
+        and on_cpu.has_kernel(group.out)
+    }
+
+
+def chosen() -> list[NativeFunctionsGroup]:
+    """Those of them that are listed; a release may not have them all."""
+    found = groups()
+    names = yaml.safe_load(LISTED.read_text())["structured"]
+    return [found[name] for name in names if name in found]
+
+
+# [/kernels: groups]
+
+
+def bindings(arguments: Sequence[Binding]) -> str:
+    """Return the arguments as a C++ parameter list."""
+    return ", ".join(argument.decl() for argument in arguments)
+
+
+# [kernels: kernel]
+def kernel(group: NativeFunctionsGroup) -> str:
+    """The class with the operator's kernel: `impl`, after its meta function.
+
+    The library is called by the ``out=`` form. Some meta functions replace an
+    argument for `impl` ("precomputed"), and the library wants the caller's
+    own; there the class looks on when its meta function is called.
+    """
+    name, out = meta.name(group), group.out
+    given = structured.meta_arguments(group) if out.precomputed else []
+    library = CppSignatureGroup.from_native_function(
+        out, method=False, fallback_binding=True
+    ).most_faithful_signature()
+    function = library.name().removeprefix("__dispatch_")
+    names = [argument.name for argument in library.arguments()]
+    early = {argument.name for argument in given}
+    captures = ", ".join(
+        f"{name} = std::move(*{name}_)"
+        if name in early
+        else f"{name} = keep({name})"
+        for name in names
+    )
+    look_on = ""
+    forwarded = ", ".join(argument.name for argument in given)
+    if given:
+        look_on = f"""
+  auto meta({bindings(given)}) {{
+    {" ".join(f"{a.name}_.emplace(keep({a.name}));" for a in given)}
+    return at::meta::structured_{name}::meta({forwarded});
+  }}
+  {" ".join(f"std::optional<Kept<{a.type}>> {a.name}_;" for a in given)}"""
+    return f"""
+constexpr char k_{name}[] = "{out.func.name}";
+struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
+  void impl({bindings(structured.impl_arguments(group))}) {{
+    launch<k_{name}>([{captures}]() mutable {{
+      at::cpu::{function}({", ".join(f"give({name})" for name in names)});
+    }});
+  }}
+}};"""
+
+
+# [/kernels: kernel]
+
+
+# [kernels: file]
+def file(part: Sequence[NativeFunctionsGroup]) -> str:
+    """One C++ file: classes, torchgen's wrappers, their registration."""
+    index = BackendIndex(
+        dispatch_key=MODEL,
+        use_out_as_primary=True,
+        external=False,
+        device_guard=True,
+        index={
+            group.out.func.name: BackendMetadata(
+                kernel=f"{meta.name(group)}_openreg",
+                structured=True,
+                cpp_namespace="openreg",
+            )
+            for group in part
+        },
+    )
+
+    def written(target: Target) -> list[str]:
+        register = RegisterDispatchKey(
+            index,
+            target,
+            SelectiveBuilder.get_nop_selector(),
+            rocm=False,
+            symint=True,
+            class_method_name=None,
+            skip_dispatcher_op_registration=False,
+        )
+        return [text for group in part for text in register(group)]
+
+    kernels = []
+    for group in part:
+        with native_function_manager(group.out):
+            kernels.append(kernel(group))
+    bases = sorted({group.functional.func.name.name.base for group in part})
+    headers = [
+        f"#include <ATen/ops/{base}_{kind}.h>"
+        for base in bases
+        for kind in ("meta", "cpu_dispatch")
+    ]
+    return (
+        "\n".join(
+            [
+                HEAD,
+                *headers,
+                ALLOCATION,
+                "namespace openreg {",
+                "namespace {",
+                *kernels,
+                "} // namespace",
+                "} // namespace openreg",
+                "namespace {",
+                "using namespace at;",
+                *gen_registration_helpers(index),
+                *written(Target.ANONYMOUS_DEFINITION),
+                "TORCH_LIBRARY_IMPL(aten, XPU, m) {",
+                *written(Target.REGISTRATION),
+                "}",
+                "} // namespace",
+            ]
+        )
+        .replace("XPU", "PrivateUse1")
+        .replace("_xpu", "_openreg")
+    )
+
+
+# [/kernels: file]
+
+
+# [kernels: boxed]
+def boxed() -> str:
+    """The registration of what needs no C++ of its own: see library.h."""
+    listed = yaml.safe_load(LISTED.read_text())
+    lines = [
+        f'  m.impl("{name}", boxed<&{kind}Kernel>());'
+        for kind, names in listed.items()
+        if kind != "structured"
+        for name in names
+    ]
+    return "\n".join([BOXED, *lines, "}", "} // namespace openreg"])
+
+
+# [/kernels: boxed]
+
+
+def write(folder: Path, files: int) -> None:
+    """Write the operators into so many files, of about equal size."""
+    groups = chosen()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "boxed.cpp").write_text(boxed() + "\n")
+    for number in range(files):
+        path = folder / f"structured_{number}.cpp"
+        path.write_text(file(groups[number::files]) + "\n")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 8)
