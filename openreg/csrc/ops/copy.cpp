@@ -232,9 +232,8 @@ at::Tensor copyFromAndResize(const at::Tensor& self, const at::Tensor& dst) {
 // [ops: clone]
 at::Tensor clone(
     const at::Tensor& self, std::optional<c10::MemoryFormat> format) {
-  if (!isTiled(self) ||
-      format.value_or(c10::MemoryFormat::Preserve) !=
-          c10::MemoryFormat::Preserve) {
+  if (!isTiled(self) || format.value_or(c10::MemoryFormat::Preserve) !=
+                            c10::MemoryFormat::Preserve) {
     return at::native::clone(self, format);
   }
   const c10::DeviceGuard guard(self.device());
