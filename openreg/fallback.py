@@ -35,7 +35,7 @@ from openreg.remedies import remedy
 class FallbackWarning(UserWarning):
     """An operator runs on the CPU, because the device has no kernel for it.
 
-    A category of its own, for :func:`warnings.filterwarnings`.
+    A category of its own, for ``warnings.filterwarnings``.
     """
 
 
@@ -79,7 +79,7 @@ class Record:
     bytes_to_host: int
     #: Copied from the host to the device.
     bytes_to_device: int
-    #: Of the calling threads: copies, waiting for the device, computing.
+    #: Spent by the calling threads on copies, waiting and computing.
     seconds: float
     #: Calls by where they came from, as ``"file:line (function)"``: of the
     #: first call only, unless :func:`record_sites` asks for all.

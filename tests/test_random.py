@@ -720,3 +720,11 @@ def test_types_without_a_kernel_are_refused_at_the_call(call):
         call(torch.zeros(3, device="openreg"))
     openreg.synchronize()
     assert offsets() == before
+
+
+@pytest.mark.parametrize("other", ["cpu", "openreg:1"])
+def test_the_backward_of_dropout_refuses_a_mask_of_another_device(other):
+    gradient = torch.ones(4, device="openreg:0")
+    mask = torch.ones(4, dtype=torch.bool, device=other)
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ops.aten.native_dropout_backward(gradient, mask, 2.0)

@@ -11,6 +11,7 @@ HEAD = "# Sphinx inventory version 2\n# Project: PyTorch\n# Version: 2.13\n"
 HEAD += "# The remainder of this file is compressed using zlib.\n"
 PAGES = {
     "torch.AcceleratorError": ("py:exception", "torch.html"),
+    "torch.OutOfMemoryError": ("py:exception", "torch.html"),
     "torch.device": ("py:class", "tensor_attributes.html"),
     "torch.dtype": ("py:class", "tensor_attributes.html"),
     "torch.Tensor": ("py:class", "tensors.html"),
@@ -24,6 +25,7 @@ OWN_PAGE = {
         "torch.accelerator.is_available",
         "torch.accelerator.set_device_index",
         "torch.accelerator.synchronize",
+        "torch.cuda.ipc_collect",
         "torch.cuda.set_device",
         "torch.empty",
         "torch.empty_strided",

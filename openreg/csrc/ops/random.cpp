@@ -541,6 +541,14 @@ std::tuple<at::Tensor, at::Tensor> nativeDropout(
 
 at::Tensor nativeDropoutBackward(
     const at::Tensor& gradient, const at::Tensor& mask, double scale) {
+  TORCH_CHECK(
+      mask.device() == gradient.device(),
+      "Expected all tensors to be on the same device, but found at least two "
+      "devices, ",
+      gradient.device(),
+      " and ",
+      mask.device(),
+      "! (when checking the arguments of native_dropout_backward)");
   const at::Tensor result = at::empty_like(gradient);
   const c10::DeviceGuard guard(gradient.device());
   launch<kDropoutName>([to = deviceView(result),
