@@ -24,7 +24,7 @@ sources := $(shell find openreg openreg_autoload torch_openreg cmake \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install guide serve test notebooks lint bench sanitize clean
+.PHONY: help install guide serve test ecosystem sweep notebooks lint bench sanitize clean
 .PHONY: ecosystem prerequisites sweep FORCE
 
 help:
