@@ -8,7 +8,6 @@
 #include "openreg/csrc/tiles.h"
 
 namespace openreg {
-namespace {
 
 std::ptrdiff_t backingOffset() {
   static const std::ptrdiff_t offset = [] {
@@ -18,8 +17,6 @@ std::ptrdiff_t backingOffset() {
   }();
   return offset;
 }
-
-} // namespace
 
 // [ops: device-view]
 at::Tensor deviceView(const at::Tensor& tensor) {

@@ -15,6 +15,9 @@
 
 namespace openreg {
 
+// Bytes from an address of the device to where kernels find it; constant.
+std::ptrdiff_t backingOffset();
+
 // [ops: view]
 // The tensor's elements as a running kernel sees them: a CPU tensor over the
 // backing memory. Made on the host, to be read and written by a kernel only.

@@ -33,15 +33,6 @@ struct Memory {
     return *memory;
   }
 };
-
-std::ptrdiff_t backingOffset() {
-  static const std::ptrdiff_t offset = [] {
-    std::ptrdiff_t result = 0;
-    check(orGetBackingOffset(&result));
-    return result;
-  }();
-  return offset;
-}
 // [/kernels: memory]
 
 } // namespace
