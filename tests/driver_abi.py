@@ -97,7 +97,6 @@ _CALLS = {
     "orLaunchKernel": [c_void_p, POINTER(KernelStruct), c_void_p, c_size_t],
     "orLaunchHostFunc": [c_void_p, DESTROY, c_void_p],
     "orGetBackingOffset": [POINTER(ctypes.c_ssize_t)],
-    "orGetBackingRange": [POINTER(c_void_p), POINTER(c_size_t)],
     "orSetLaunchOrigin": [DESCRIBE],
 }
 _UNCHECKED = {

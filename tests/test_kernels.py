@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -49,6 +50,21 @@ def test_every_structured_operator_of_the_cpu_is_generated():
     for name in names:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(
             f"aten::{name}", "PrivateUse1"
+        ), name
+
+
+def test_what_is_inferred_has_a_meta_kernel():
+    text = (ROOT / "openreg/csrc/structured.yaml").read_text()
+    inferred = text.partition("inferred:\n- ")[2].partition("\ndependent:")[0]
+    for name in inferred.split("\n- "):
+        assert any(
+            torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+            for key in (
+                "Meta",
+                "CompositeExplicitAutograd",
+                "CompositeExplicitAutogradNonFunctional",
+                "CompositeImplicitAutograd",
+            )
         ), name
 
 
@@ -139,6 +155,52 @@ def test_out_of_another_type_or_layout_is_written_as_it_is():
     product = torch.empty(6, 6, device="openreg").t()
     torch.mm(d.t(), d, out=product)
     torch.testing.assert_close(product.cpu(), x.t() @ x)
+
+
+def chosen(x, out):
+    return torch.index_select(
+        x, 0, torch.tensor([2, 0], device=x.device), out=out
+    )
+
+
+def masked(x, out):
+    return out.resize_(x.shape).copy_(x).masked_fill_(x > 0, 7)
+
+
+OUT = {
+    "written": masked,
+    "like": lambda x, out: torch.abs(x, out=out),
+    "broadcast": lambda x, out: torch.where(x > 0, x, x[:1] * 2, out=out),
+    "inferred": chosen,
+    "dependent": lambda x, out: out.set_(torch.masked_select(x, x > 0)),
+}
+
+
+@pytest.mark.parametrize("size", [0, 3, 99])
+@pytest.mark.parametrize("rule", OUT)
+def test_boxed_kernels_find_the_size_of_their_result(rule, size):
+    x = torch.randn(3, 4)
+    results = []
+    for device in ("cpu", "openreg"):
+        out = torch.full((size,), 5.0, device=device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it was resized
+            OUT[rule](x.to(device), out)
+        results.append(out.cpu())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+def test_results_of_one_kernel_share_no_storage(shape, mode):
+    # The library writes one result through the other where they share one.
+    x = torch.randn(shape)
+    for ours, theirs in zip(
+        torch.linalg.qr(x.to("openreg"), mode),
+        torch.linalg.qr(x, mode),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours.cpu(), theirs)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +300,87 @@ def test_convolutions_and_their_gradients(name, memory):
     assert results[0][0] == results[1][0]
     for ours, theirs in zip(results[1][1], results[0][1], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["float", "bfloat16", "mixed"])
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5, 5), (2, 3, 2, 2, 2)])
+def test_batch_normalization_and_its_statistics(
+    shape, training, statistics, kind
+):
+    found = []
+    for device in ("cpu", "openreg"):
+        torch.manual_seed(0)
+        dims = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
+        layer = dims[len(shape)](3, track_running_stats=statistics)
+        if kind == "bfloat16":
+            layer.bfloat16()
+        layer.train(training).to(device)
+        x = torch.randn(shape).to(
+            device, torch.float32 if kind == "float" else torch.bfloat16
+        )
+        x.requires_grad_()
+        for _ in range(2):
+            y = native(lambda m=layer, v=x: m(v))
+            native(lambda v=y: v.float().pow(2).sum().backward())
+        parts = [y, x.grad, *layer.state_dict().values()]
+        parts += [parameter.grad for parameter in layer.parameters()]
+        found.append([part.detach().cpu() for part in parts])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_batch_normalization_refuses_what_does_not_fit():
+    x = torch.ones(2, 3, device="openreg")
+    with pytest.raises(RuntimeError, match="3 channels"):
+        torch.native_batch_norm(
+            x,
+            torch.ones(4, device="openreg"),
+            None,
+            None,
+            None,
+            True,
+            0.1,
+            1e-5,
+        )
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.native_batch_norm(
+            x, torch.ones(3), None, None, None, True, 0.1, 1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: torch.cummax(x, 0),
+        lambda x: torch.logcumsumexp(x, 1),
+        lambda x: torch.histogram(x.detach(), 4),
+        lambda x: torch.aminmax(x, dim=1),
+        lambda x: (torch.logit(x.sigmoid()), torch.logit(x > 0)),
+        lambda x: functional.embedding_bag(
+            torch.tensor([0, 2, 1], device=x.device),
+            x,
+            torch.tensor([0, 2], device=x.device),
+        ),
+        lambda x: functional.multi_margin_loss(
+            x, torch.tensor([0, 1, 2], device=x.device)
+        ),
+    ],
+)
+def test_operators_whose_sizes_no_rule_gives(use):
+    x = torch.randn(3, 4)
+    leaf = x.clone().requires_grad_(), x.to("openreg").requires_grad_()
+    results = []
+    for each in leaf:
+        found = use(each)
+        found = [found] if isinstance(found, torch.Tensor) else list(found)
+        results.append([part.detach().cpu() for part in found])
+        if found[0].requires_grad:
+            found[0].sum().backward()
+            results[-1].append(each.grad.cpu())
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -9,33 +9,6 @@
 #include "openreg/csrc/tiles.h"
 
 namespace openreg {
-namespace {
-
-// [kernels: memory]
-// All memory of all devices as kernels see it, in one storage. A tensor over
-// the device's memory is a place in it: nothing has to be allocated, counted
-// or freed for each. It is never destroyed; engines may run until the end.
-struct Memory {
-  char* begin;
-  c10::Storage storage;
-
-  static const Memory& instance() {
-    static const Memory* const memory = [] {
-      void* begin = nullptr;
-      std::size_t bytes = 0;
-      check(orGetBackingRange(&begin, &bytes));
-      c10::Storage all(
-          c10::Storage::use_byte_size_t(),
-          bytes,
-          c10::DataPtr(begin, c10::kCPU));
-      return new Memory{static_cast<char*>(begin), std::move(all)};
-    }();
-    return *memory;
-  }
-};
-// [/kernels: memory]
-
-} // namespace
 
 // [kernels: take]
 Operand::Operand(const at::Tensor& tensor) {
@@ -50,11 +23,12 @@ Operand::Operand(const at::Tensor& tensor) {
   shape_.set_sizes(impl->sizes());
   shape_.set_strides(impl->strides());
   if (impl->device_type() == c10::DeviceType::PrivateUse1) {
+    const c10::Storage& storage = impl->storage();
     kind_ = Kind::Device;
-    if (const void* const data = tensor.const_data_ptr()) {
-      const char* const seen = static_cast<const char*>(data) + backingOffset();
-      offset_ = (seen - Memory::instance().begin) /
-                static_cast<std::ptrdiff_t>(dtype_.itemsize());
+    bytes_ = storage.nbytes();
+    offset_ = impl->storage_offset();
+    if (const void* const data = storage.data()) {
+      begin_ = static_cast<const char*>(data) + backingOffset();
     }
     return;
   }
@@ -75,15 +49,14 @@ at::Tensor Operand::view() const {
   if (kind_ == Kind::Undefined) {
     return {};
   }
-  c10::Storage storage;
-  if (kind_ == Kind::Device) {
-    storage = Memory::instance().storage;
-  } else {
-    storage = c10::Storage(
-        c10::Storage::use_byte_size_t(),
-        dtype_.itemsize(),
-        c10::DataPtr(const_cast<char*>(value_.data()), c10::kCPU));
-  }
+  // A storage of its own: that two tensors share one is something that library
+  // functions ask about, and decide by.
+  const bool onDevice = kind_ == Kind::Device;
+  const void* const data = onDevice ? begin_ : value_.data();
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(),
+      onDevice ? bytes_ : dtype_.itemsize(),
+      c10::DataPtr(const_cast<void*>(data), c10::kCPU));
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype_);
   c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
@@ -99,8 +72,8 @@ at::Tensor Operand::view() const {
   if (neg_) {
     result._set_neg(true);
   }
-  // A kernel that resized it would write over its neighbours: the storage has
-  // no end there.
+  // The host has made room for the result. A kernel that wants another size is
+  // wrong, and must not put its result elsewhere.
   impl->set_allow_tensor_metadata_change(false);
   return result;
 }

@@ -26,7 +26,7 @@
 namespace openreg {
 
 // [kernels: operand]
-// What a kernel has to know of a tensor: 150 bytes, no reference counts.
+// What a kernel has to know of a tensor: 160 bytes, no reference counts.
 class Operand {
  public:
   // Undefined, a tensor of any openreg device, or a CPU tensor of no
@@ -41,7 +41,9 @@ class Operand {
  private:
   enum class Kind : std::uint8_t { Undefined, Device, Value };
 
-  std::int64_t offset_ = 0; // Device: elements from the start of all memory
+  const char* begin_ = nullptr; // Device: of the storage, as kernels see it
+  std::size_t bytes_ = 0;       // Device: of the storage
+  std::int64_t offset_ = 0;     // Device: elements from there
   caffe2::TypeMeta dtype_;
   Kind kind_ = Kind::Undefined;
   bool conj_ = false;

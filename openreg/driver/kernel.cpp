@@ -96,21 +96,6 @@ orError orGetBackingOffset(ptrdiff_t* offset) {
   return orSuccess;
 }
 
-// [kernels: backing-range]
-orError orGetBackingRange(void** begin, size_t* bytes) {
-  if (begin == nullptr || bytes == nullptr) {
-    return fail(orErrorInvalidValue, "orGetBackingRange: null result");
-  }
-  if (currentDevice() == nullptr) {
-    return orPeekAtLastError();
-  }
-  const auto first = reinterpret_cast<void*>(windows().begin(0));
-  *begin = windows().backing(first);
-  *bytes = static_cast<size_t>(config().devices) * windows().stride();
-  return orSuccess;
-}
-// [/kernels: backing-range]
-
 orError orSetLaunchOrigin(void (*describe)(char* text, size_t size)) {
   describeOrigin.store(describe);
   return orSuccess;

@@ -28,11 +28,6 @@ class Windows {
   std::ptrdiff_t offset() const {
     return offset_;
   }
-  // [kernels: stride]
-  std::size_t stride() const {
-    return stride_;
-  }
-  // [/kernels: stride]
   // The device whose window holds the address, or -1.
   int deviceOf(const void* ptr) const;
 

@@ -439,14 +439,6 @@ OR_API void orKernelFail(orKernelContext* context, const char* message);
  */
 OR_API orError orGetBackingOffset(ptrdiff_t* offset);
 
-// [kernels: backing-range]
-/**
- * Where kernels find the memory of all devices: its first address, and how
- * many bytes lie between it and the end of the last device's.
- */
-OR_API orError orGetBackingRange(void** begin, size_t* bytes);
-// [/kernels: backing-range]
-
 /**
  * Install a function that describes who is launching, called on the launching
  * thread when ``OPENREG_LAUNCH_ORIGIN=1``. It writes at most `size` bytes, the

@@ -22,7 +22,8 @@ constexpr char kAttention[] = "scaled_dot_product_attention";
 constexpr char kBackward[] = "scaled_dot_product_attention_backward";
 
 // [kernels: attention-choice]
-// The library's conditions are about sizes, types and settings, not devices.
+// The library's conditions are about sizes, types and settings, not devices. A
+// mask that learns is among them: it has no gradient there.
 std::int64_t choose(
     const at::Tensor& query,
     const at::Tensor& key,
@@ -32,14 +33,12 @@ std::int64_t choose(
     bool causal,
     std::optional<double> scale,
     bool groups) {
-  const bool learned = mask.has_value() && mask->requires_grad();
   const auto backend =
       static_cast<at::SDPBackend>(at::native::_fused_sdp_choice_cpp(
           query, key, value, mask, dropout, causal, scale, groups));
   return static_cast<std::int64_t>(
-      backend == at::SDPBackend::flash_attention && !learned
-          ? at::SDPBackend::overrideable
-          : backend);
+      backend == at::SDPBackend::flash_attention ? at::SDPBackend::overrideable
+                                                 : backend);
 }
 // [/kernels: attention-choice]
 

@@ -1,4 +1,5 @@
 // Chapter: ops
+// Nothing of this file is left once the device has kernels of its own.
 // [ops: printing until kernels]
 //| // The operators Python's tensor formatter runs, sent to the CPU one by one
 //| // as long as the device has no kernels for them.
