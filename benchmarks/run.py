@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import operators
 import torch
 
 BUSY = 0.05  # cores that other processes may use while a round counts
@@ -35,13 +36,18 @@ def others() -> float:
     return used / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
-def timed(run: Callable[[], object], repeats: int) -> float:
-    """Seconds for one call, the device's work included."""
+def timed(
+    run: Callable[[], object], repeats: int, finished: bool = True
+) -> float:
+    """Seconds for one call; the device's work included, or the host's alone."""
     start = time.perf_counter()
     for _ in range(repeats):
         run()
-    torch.openreg.synchronize()  # nothing to wait for after CPU calls
-    return (time.perf_counter() - start) / repeats
+    if finished:
+        torch.openreg.synchronize()  # nothing to wait for after CPU calls
+    seconds = (time.perf_counter() - start) / repeats
+    torch.openreg.synchronize()
+    return seconds
 
 
 def ratio(
@@ -49,6 +55,7 @@ def ratio(
     cpu: Callable[[], object],
     rounds: int,
     repeats: int,
+    finished: bool = True,
 ) -> tuple[float, float, float]:
     """Medians of the device's seconds, the CPU's, and of their ratio."""
     timed(device, repeats), timed(cpu, repeats)  # warm caches and engines
@@ -56,7 +63,7 @@ def ratio(
     for _ in range(rounds):
         for attempt in range(TRIES):
             before, start = others(), time.perf_counter()
-            pair = timed(device, repeats), timed(cpu, repeats)
+            pair = timed(device, repeats, finished), timed(cpu, repeats)
             busy = (others() - before) / (time.perf_counter() - start)
             if busy < BUSY or attempt == TRIES - 1:
                 break
@@ -159,17 +166,31 @@ def cases() -> dict[str, tuple[Callable, Callable, int, float]]:
     }
 
 
+def show(name: str, a: float, b: float, ratio: float, budget: float) -> None:
+    """Print one line of the table."""
+    print(
+        f"{name:36}{a * 1e6:9.1f} µs{b * 1e6:9.1f} µs{ratio:8.2f}{budget:8.2f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     rounds = parser.parse_args().rounds
     print(f"torch {torch.__version__}, {os.cpu_count()} cores")
     print(f"{'case':36}{'device':>12}{'CPU':>12}{'ratio':>8}{'budget':>8}")
-    for name, (device, cpu, repeats, budget) in cases().items():
-        a, b, r = ratio(device, cpu, rounds, repeats)
-        print(
-            f"{name:36}{a * 1e6:9.1f} µs{b * 1e6:9.1f} µs{r:8.2f}{budget:8.2f}"
-        )
+    for name, (device, cpu) in operators.one_element().items():
+        found = ratio(device, cpu, rounds, 300, finished=False)
+        show(f"{name}, 1 element, host", *found, 1.0)
+    for name, (device, cpu, repeats, budget) in (
+        operators.cases() | cases()
+    ).items():
+        show(name, *ratio(device, cpu, rounds, repeats), budget)
+    print("By hand, against the library on the device:")
+    for name, (device, library, repeats, budget) in operators.by_hand().items():
+        show(name, *ratio(device, library, rounds, repeats), budget)
+    beside = operators.plain(rounds)
+    print(f"{'plain CPU work beside the backend':36}{beside:9.2f}, of 1.02")
     overlap(rounds)
     launches(min(rounds, 5))
     turns = [

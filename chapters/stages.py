@@ -211,6 +211,7 @@ def borrow(objects: dict[str, Path], found: dict[str, str]) -> None:
     agree = {name for name, text in found.items() if last.get(name) == text}
     for name, target in objects.items():
         folder = "driver" if "/driver/" in name else "_C"
+        folder = "operators" if name in made else folder
         theirs = INSTALLED / "CMakeFiles" / f"{folder}.dir" / f"{name}.o"
         parts = included(name, found)
         if parts <= agree and theirs.exists() and not target.exists():

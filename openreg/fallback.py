@@ -18,16 +18,11 @@ for the process, and from :func:`mode` for a block of one thread.
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 
-import torch
-
-from openreg import _C
+from openreg import _C, launch_site
 from openreg.remedies import remedy
 
 
@@ -196,41 +191,16 @@ def record_sites(every: bool = True) -> bool:
     return _C.fallback_record_sites(every)
 
 
-_NOT_THE_USERS = tuple(
-    str(Path(file).parent) + "/" for file in (torch.__file__, __file__)
-)
-
-
-def _users_frame() -> FrameType | None:
-    """The innermost frame outside of torch and of this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_USERS, "<frozen", "<eval_with_key>")):
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def _outside_python() -> str:
-    """What runs on a thread without a line of the user's."""
-    node = torch._C._current_autograd_node()
-    if node is None:
-        return "a thread without Python"
-    return f"autograd engine ({node.name()})"
-
-
 def _called(operator: str, warn: bool) -> str:
     """Where the running call comes from; the C++ side asks."""
-    frame = _users_frame()
-    if frame is None:
-        site = _outside_python()
-        file, line, scope = f"<{site.partition(' (')[0]}>", 1, {}
-    else:
-        file, line = frame.f_code.co_filename, frame.f_lineno
-        site = f"{file}:{line} ({frame.f_code.co_name})"
-        scope = frame.f_globals
+    site = launch_site.described()
     if warn:
+        frame = launch_site.users_frame()
+        if frame is None:
+            file, line, scope = f"<{site.partition(' (')[0]}>", 1, {}
+        else:
+            file, line = frame.f_code.co_filename, frame.f_lineno
+            scope = frame.f_globals
         warnings.warn_explicit(
             f"{operator} has no kernel for openreg and runs on the CPU: its "
             "tensors are copied there and back. This is said once; "

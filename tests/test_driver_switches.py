@@ -84,7 +84,7 @@ def test_launch_origin_is_told_when_asked_for(setting):
     print(calls == [threading.get_ident()])
     """
     message, called = driver_child.output(
-        code, OPENREG_LAUNCH_ORIGIN=setting
+        code, OPENREG_TRACE_LAUNCHES=setting
     ).splitlines()
     assert ("train.py, line 12" in message) is (setting == "1")
     assert called == str(setting == "1")

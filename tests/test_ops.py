@@ -181,7 +181,7 @@ def test_factories_refuse():
     with pytest.raises(RuntimeError, match="99"):
         torch.empty(1, device="openreg:99")
     with pytest.raises(NotImplementedError):
-        torch.empty(2, device="openreg", layout=torch.sparse_coo)
+        torch.empty(2, device="openreg", layout=torch.sparse_csr)
 
 
 def test_fills():

@@ -10,23 +10,22 @@ namespace openreg {
 
 // Boxed kernels, for any operator whose library function is PyTorch's CPU
 // kernel. Nothing is copied to the host: they are not the fallback. They differ
-// in how the host learns the outputs' sizes; `out=` arguments are resized.
+// in how the host learns the form of the results, their sizes and dtypes.
 
 // From nothing: all that is written are arguments that keep their size.
 void writtenKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// Every output is like the first tensor.
-void likeKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
-// The tensors are broadcast, and their types promoted.
-void broadcastKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
-// From the operator's `Meta` kernel, which is often written in Python: right
-// for every operator that has one, at 50 to 200 microseconds a call.
+// From the operator's `Meta` kernel, which checks the arguments too. It is
+// asked once for each form of the arguments: see inference.h. `out=` arguments
+// are resized.
 void inferredKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// From the first call with arguments of this form, which waits for the device:
+// for operators without a `Meta` kernel, or with one that errs about strides.
+void learnedKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
 // They depend on the data, or a result is no tensor: the host waits for the
-// kernel.
+// kernel at every call.
 void dependentKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 } // namespace openreg

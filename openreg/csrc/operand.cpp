@@ -1,12 +1,15 @@
 // Chapter: kernels
 #include "openreg/csrc/operand.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "openreg/csrc/tiles.h"
+#include "openreg/csrc/trial.h"
 
 namespace openreg {
 
@@ -49,6 +52,9 @@ at::Tensor Operand::view() const {
   if (kind_ == Kind::Undefined) {
     return {};
   }
+  if (kind_ == Kind::Device && Trial::isRunning()) [[unlikely]] {
+    return sample();
+  }
   // A storage of its own: that two tensors share one is something that library
   // functions ask about, and decide by.
   const bool onDevice = kind_ == Kind::Device;
@@ -78,6 +84,27 @@ at::Tensor Operand::view() const {
   return result;
 }
 // [/kernels: view]
+
+// [kernels: sample]
+at::Tensor Operand::sample() const {
+  // Of its own size, so that pools and convolutions go through; if that is
+  // more than a trial is worth, of one element.
+  constexpr std::int64_t kWorth = 1 << 14;
+  std::vector<std::int64_t> sizes = shape_.sizes_arrayref().vec();
+  if (c10::multiply_integers(sizes) > kWorth) {
+    std::fill(sizes.begin(), sizes.end(), 1);
+  }
+  at::Tensor result =
+      at::zeros(sizes, at::TensorOptions(c10::kCPU).dtype(dtype_));
+  if (result.numel() == 0) {
+    Trial::setInconclusive();
+  }
+  result._set_conj(conj_);
+  result._set_neg(neg_);
+  result.unsafeGetTensorImpl()->set_allow_tensor_metadata_change(false);
+  return result;
+}
+// [/kernels: sample]
 
 std::optional<Operand> keep(const at::OptionalTensorRef& tensor) {
   return tensor.has_value() ? std::optional<Operand>(*tensor) : std::nullopt;

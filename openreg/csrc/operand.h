@@ -35,10 +35,12 @@ class Operand {
   explicit Operand(const at::Tensor& tensor);
 
   // The tensor over the device's memory: on an engine's thread only, while the
-  // operand stays where it is.
+  // operand stays where it is. In a trial, a small one that stands for it.
   at::Tensor view() const;
 
  private:
+  at::Tensor sample() const;
+
   enum class Kind : std::uint8_t { Undefined, Device, Value };
 
   const char* begin_ = nullptr; // Device: of the storage, as kernels see it

@@ -30,12 +30,16 @@ from torchgen.model import (
     BackendIndex,
     BackendMetadata,
     DispatchKey,
+    NativeFunction,
     NativeFunctionsGroup,
 )
 from torchgen.selective_build.selector import SelectiveBuilder
 from torchgen.utils import Target
 
 PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+# Their `out=` form resizes a result of another size on its way to the sum, and
+# warns of it, on an engine, where nobody has done anything wrong.
+COPIED = {"mse_loss", "smooth_l1_loss"}
 LISTED = Path(__file__).with_suffix(".yaml")
 MODEL = DispatchKey.XPU  # whose wrappers have the shape that we need
 
@@ -49,6 +53,7 @@ HEAD = """\
 #include <torch/library.h>
 
 #include "openreg/csrc/operand.h"
+#include "openreg/csrc/trial.h"
 """
 
 BOXED = """\
@@ -136,12 +141,21 @@ def kernel(group: NativeFunctionsGroup) -> str:
     function = library.name().removeprefix("__dispatch_")
     names = [argument.name for argument in library.arguments()]
     early = {argument.name for argument in given}
+    call = f"at::cpu::{function}({', '.join(f'give({n})' for n in names)})"
+    if name in COPIED:
+        *inputs, result = (f"give({n})" for n in names)
+        base = group.functional.func.name.name.base
+        call = (
+            f"at::Tensor({result}.tensor)"
+            f".copy_(at::cpu::{base}({', '.join(inputs)}))"
+        )
     captures = ", ".join(
         f"{name} = std::move(*{name}_)"
         if name in early
         else f"{name} = keep({name})"
         for name in names
     )
+    choosing = ", ".join(name for name in names if name not in early)
     look_on = ""
     forwarded = ", ".join(argument.name for argument in given)
     if given:
@@ -155,8 +169,8 @@ def kernel(group: NativeFunctionsGroup) -> str:
 constexpr char k_{name}[] = "{out.func.name}";
 struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
   void impl({bindings(structured.impl_arguments(group))}) {{
-    launch<k_{name}>([{captures}]() mutable {{
-      at::cpu::{function}({", ".join(f"give({name})" for name in names)});
+    launchTried<k_{name}>(signatureOf({choosing}), [{captures}]() mutable {{
+      {call};
     }});
   }}
 }};"""
@@ -166,8 +180,50 @@ struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
 
 
 # [kernels: file]
+def source(
+    headers: Sequence[str],
+    kernels: Sequence[str],
+    index: BackendIndex,
+    functions: Sequence[NativeFunction | NativeFunctionsGroup],
+) -> str:
+    """One C++ file: kernels, torchgen's wrappers, their registration."""
+
+    def written(target: Target) -> list[str]:
+        register = RegisterDispatchKey(
+            index,
+            target,
+            SelectiveBuilder.get_nop_selector(),
+            rocm=False,
+            symint=True,
+            class_method_name=None,
+            skip_dispatcher_op_registration=False,
+        )
+        return [text for each in functions for text in register(each)]
+
+    lines = [
+        HEAD,
+        *headers,
+        ALLOCATION,
+        "namespace openreg {",
+        "namespace {",
+        *kernels,
+        "} // namespace",
+        "} // namespace openreg",
+        "namespace {",
+        "using namespace at;",
+        *gen_registration_helpers(index),
+        *written(Target.ANONYMOUS_DEFINITION),
+        f"TORCH_LIBRARY_IMPL(aten, {index.dispatch_key}, m) {{",
+        *written(Target.REGISTRATION),
+        "}",
+        "} // namespace",
+    ]
+    text = "\n".join(lines)
+    return text.replace("XPU", "PrivateUse1").replace("_xpu", "_openreg")
+
+
 def file(part: Sequence[NativeFunctionsGroup]) -> str:
-    """One C++ file: classes, torchgen's wrappers, their registration."""
+    """The C++ of these structured operators."""
     index = BackendIndex(
         dispatch_key=MODEL,
         use_out_as_primary=True,
@@ -182,19 +238,6 @@ def file(part: Sequence[NativeFunctionsGroup]) -> str:
             for group in part
         },
     )
-
-    def written(target: Target) -> list[str]:
-        register = RegisterDispatchKey(
-            index,
-            target,
-            SelectiveBuilder.get_nop_selector(),
-            rocm=False,
-            symint=True,
-            class_method_name=None,
-            skip_dispatcher_op_registration=False,
-        )
-        return [text for group in part for text in register(group)]
-
     kernels = []
     for group in part:
         with native_function_manager(group.out):
@@ -205,33 +248,48 @@ def file(part: Sequence[NativeFunctionsGroup]) -> str:
         for base in bases
         for kind in ("meta", "cpu_dispatch")
     ]
-    return (
-        "\n".join(
-            [
-                HEAD,
-                *headers,
-                ALLOCATION,
-                "namespace openreg {",
-                "namespace {",
-                *kernels,
-                "} // namespace",
-                "} // namespace openreg",
-                "namespace {",
-                "using namespace at;",
-                *gen_registration_helpers(index),
-                *written(Target.ANONYMOUS_DEFINITION),
-                "TORCH_LIBRARY_IMPL(aten, XPU, m) {",
-                *written(Target.REGISTRATION),
-                "}",
-                "} // namespace",
-            ]
-        )
-        .replace("XPU", "PrivateUse1")
-        .replace("_xpu", "_openreg")
-    )
+    return source(headers, kernels, index, part)
 
 
 # [/kernels: file]
+
+
+# [kernels: sparse]
+def sparse() -> str:
+    """Register PyTorch's functions for sparse tensors of any device.
+
+    Those that are the CPU's own are in ops/sparse.cpp, or missing, as are
+    conversions to layouts that the device does not have.
+    """
+    parsed = parse_native_yaml(
+        str(PACKAGED / "native_functions.yaml"), str(PACKAGED / "tags.yaml")
+    )
+    on_cpu = parsed.backend_indices[DispatchKey.SparseCPU].index
+    general = {
+        name: BackendMetadata(
+            kernel=entry.kernel, structured=False, cpp_namespace="at::native"
+        )
+        for name, entry in on_cpu.items()
+        if "_cpu" not in entry.kernel and not entry.kernel.startswith("coo_to")
+    }
+    functions = [f for f in parsed.native_functions if f.func.name in general]
+    bases = sorted({f.func.name.name.base for f in functions})
+    index = BackendIndex(
+        dispatch_key=DispatchKey.SparseXPU,
+        use_out_as_primary=False,
+        external=False,
+        device_guard=True,
+        index=general,
+    )
+    return source(
+        [f"#include <ATen/ops/{base}_native.h>" for base in bases],
+        [],
+        index,
+        functions,
+    )
+
+
+# [/kernels: sparse]
 
 
 # [kernels: boxed]
@@ -251,13 +309,19 @@ def boxed() -> str:
 
 
 def write(folder: Path, files: int) -> None:
-    """Write the operators into so many files, of about equal size."""
+    """Write the operators into so many files, of about equal size.
+
+    A file that would not change keeps its time, and is not compiled again.
+    """
     groups = chosen()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "boxed.cpp").write_text(boxed() + "\n")
+    texts = {"boxed": boxed(), "sparse": sparse()}
     for number in range(files):
-        path = folder / f"structured_{number}.cpp"
-        path.write_text(file(groups[number::files]) + "\n")
+        texts[f"structured_{number}"] = file(groups[number::files])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        path = folder / f"{name}.cpp"
+        if not path.exists() or path.read_text() != f"{text}\n":
+            path.write_text(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ Config read() {
   result.computeEngines =
       static_cast<int>(reader.number("OPENREG_COMPUTE_ENGINES", 2, 1, 16));
   result.launchBlocking = reader.flag("OPENREG_LAUNCH_BLOCKING");
-  result.launchOrigin = reader.flag("OPENREG_LAUNCH_ORIGIN");
+  result.launchOrigin = reader.flag("OPENREG_TRACE_LAUNCHES");
   result.stickyErrors = reader.flag("OPENREG_STICKY_ERRORS");
   result.problem = reader.problem;
   if (!result.problem.empty()) {

@@ -441,7 +441,7 @@ OR_API orError orGetBackingOffset(ptrdiff_t* offset);
 
 /**
  * Install a function that describes who is launching, called on the launching
- * thread when ``OPENREG_LAUNCH_ORIGIN=1``. It writes at most `size` bytes, the
+ * thread when ``OPENREG_TRACE_LAUNCHES=1``. It writes at most `size` bytes, the
  * final zero included. The text appears in the message of a failed kernel.
  */
 OR_API orError orSetLaunchOrigin(void (*describe)(char* text, size_t size));

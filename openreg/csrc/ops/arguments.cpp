@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace openreg {
@@ -30,6 +31,27 @@ bool takesIndices(const c10::FunctionSchema& schema) {
          name == "aten::_index_put_impl_";
 }
 
+// Notes the tensor's device, if it has a say.
+void addDevice(
+    std::optional<c10::Device>& first,
+    const at::Tensor& tensor,
+    std::string_view op) {
+  if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) {
+    return;
+  }
+  TORCH_CHECK(
+      tensor.device() == first.value_or(tensor.device()),
+      "Expected all tensors to be on the same device, but found at least two "
+      "devices, ",
+      *first,
+      " and ",
+      tensor.device(),
+      "! (when checking the arguments of ",
+      op,
+      ")");
+  first = tensor.device();
+}
+
 void checkDevices(
     const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
   if (takesIndices(schema)) {
@@ -38,20 +60,7 @@ void checkDevices(
   std::optional<c10::Device> first;
   for (const c10::IValue& argument : arguments) {
     for (const at::Tensor& tensor : tensorsOf(argument)) {
-      if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() == 0)) {
-        continue;
-      }
-      TORCH_CHECK(
-          tensor.device() == first.value_or(tensor.device()),
-          "Expected all tensors to be on the same device, but found at least "
-          "two devices, ",
-          *first,
-          " and ",
-          tensor.device(),
-          "! (when checking the arguments of ",
-          schema.name(),
-          ")");
-      first = tensor.device();
+      addDevice(first, tensor, schema.name());
     }
   }
 }
@@ -77,6 +86,19 @@ void checkOverlap(
 }
 
 } // namespace
+
+// [kernels: common-device]
+c10::Device commonDevice(
+    std::string_view op, c10::ArrayRef<const at::Tensor*> tensors) {
+  std::optional<c10::Device> device;
+  for (const at::Tensor* const tensor : tensors) {
+    if (tensor != nullptr) {
+      addDevice(device, *tensor, op);
+    }
+  }
+  return device.value_or(c10::Device(c10::kCPU));
+}
+// [/kernels: common-device]
 
 void checkArguments(
     const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {

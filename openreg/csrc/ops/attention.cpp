@@ -14,6 +14,8 @@
 #include <torch/library.h>
 
 #include "openreg/csrc/operand.h"
+#include "openreg/csrc/ops/arguments.h"
+#include "openreg/csrc/trial.h"
 
 namespace openreg {
 namespace {
@@ -70,27 +72,30 @@ attention(
     bool causal,
     bool /*debugMask*/,
     std::optional<double> scale) {
-  const c10::DeviceGuard guard(query.device());
+  const c10::DeviceGuard guard(
+      commonDevice("scaled_dot_product_attention", query, key, value, mask));
   const at::Tensor output = headsLast(query, value.size(-1));
   const auto exact =
       query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logSumExp = at::empty(
       {query.size(0), query.size(1), query.size(2)},
       query.options().dtype(exact));
-  launch<kAttention>([q = keep(query),
-                      k = keep(key),
-                      v = keep(value),
-                      m = keep(mask),
-                      y = keep(output),
-                      l = keep(logSumExp),
-                      dropout,
-                      causal,
-                      scale] {
-    const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
-        q.view(), k.view(), v.view(), dropout, causal, give(m), scale);
-    y.view().copy_(out);
-    l.view().copy_(lse);
-  });
+  launchTried<kAttention>(
+      signatureOf(query, key, value, mask),
+      [q = keep(query),
+       k = keep(key),
+       v = keep(value),
+       m = keep(mask),
+       y = keep(output),
+       l = keep(logSumExp),
+       dropout,
+       causal,
+       scale] {
+        const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
+            q.view(), k.view(), v.view(), dropout, causal, give(m), scale);
+        y.view().copy_(out);
+        l.view().copy_(lse);
+      });
   return {
       output,
       logSumExp,
@@ -123,48 +128,67 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attentionBackward(
     const at::Tensor& /*seed*/,
     const at::Tensor& /*offset*/,
     std::optional<double> scale) {
-  const c10::DeviceGuard guard(query.device());
+  if (!gradOutput.defined()) {
+    return {}; // autograd asks, and has a gradient for no output
+  }
+  const c10::DeviceGuard guard(commonDevice(
+      "scaled_dot_product_attention_backward",
+      gradOutput,
+      query,
+      key,
+      value,
+      mask,
+      output));
   const at::Tensor gradQuery = headsLast(query, query.size(-1));
   const at::Tensor gradKey = headsLast(key, key.size(-1));
   const at::Tensor gradValue = headsLast(value, value.size(-1));
-  launch<kBackward>([dy = keep(gradOutput),
-                     q = keep(query),
-                     k = keep(key),
-                     v = keep(value),
-                     m = keep(mask),
-                     y = keep(output),
-                     l = keep(logSumExp),
-                     dq = keep(gradQuery),
-                     dk = keep(gradKey),
-                     dv = keep(gradValue),
-                     dropout,
-                     causal,
-                     scale] {
-    const at::Tensor bias = m.view();
-    const auto [forQuery, forKey, forValue] =
-        at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            dy.view(),
-            q.view(),
-            k.view(),
-            v.view(),
-            y.view(),
-            l.view(),
-            dropout,
-            causal,
-            bias.defined() ? std::optional(bias) : std::nullopt,
-            scale);
-    dq.view().copy_(forQuery);
-    dk.view().copy_(forKey);
-    dv.view().copy_(forValue);
-  });
+  launchTried<kBackward>(
+      signatureOf(gradOutput, query, mask),
+      [dy = keep(gradOutput),
+       q = keep(query),
+       k = keep(key),
+       v = keep(value),
+       m = keep(mask),
+       y = keep(output),
+       l = keep(logSumExp),
+       dq = keep(gradQuery),
+       dk = keep(gradKey),
+       dv = keep(gradValue),
+       dropout,
+       causal,
+       scale] {
+        const at::Tensor bias = m.view();
+        const auto [forQuery, forKey, forValue] =
+            at::_scaled_dot_product_flash_attention_for_cpu_backward(
+                dy.view(),
+                q.view(),
+                k.view(),
+                v.view(),
+                y.view(),
+                l.view(),
+                dropout,
+                causal,
+                bias.defined() ? std::optional(bias) : std::nullopt,
+                scale);
+        dq.view().copy_(forQuery);
+        dk.view().copy_(forKey);
+        dv.view().copy_(forValue);
+      });
   return {gradQuery, gradKey, gradValue, at::Tensor()};
 }
 // [/autograd: attention-backward]
+
+// Whether each row's mask ends in padding only. PyTorch makes a nested tensor
+// then, which this device does not have; no, without looking, is always right.
+bool isLeftAligned(const at::Tensor& /*input*/, const at::Tensor& /*mask*/) {
+  return false;
+}
 
 } // namespace
 
 // [kernels: register-attention]
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_nested_tensor_from_mask_left_aligned", &isLeftAligned);
   m.impl("_scaled_dot_product_fused_attention_overrideable", &attention);
   // [autograd: register-attention]
   m.impl(

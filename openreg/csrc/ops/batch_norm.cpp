@@ -14,6 +14,7 @@
 
 #include "openreg/csrc/operand.h"
 #include "openreg/csrc/ops/arguments.h"
+#include "openreg/csrc/trial.h"
 
 namespace openreg {
 namespace {
@@ -27,14 +28,6 @@ void checkChannels(const at::Tensor& input, const Maybe& each) {
   if (!each.has_value() || !each->defined()) {
     return;
   }
-  TORCH_CHECK(
-      each->device() == input.device(),
-      "Expected all tensors to be on the same device, but found at least two "
-      "devices, ",
-      input.device(),
-      " and ",
-      each->device(),
-      "! (when checking the arguments of batch_norm)");
   TORCH_CHECK(
       each->numel() == input.size(1),
       "batch_norm: ",
@@ -54,10 +47,11 @@ Normalized batchNorm(
     bool training,
     double momentum,
     double epsilon) {
+  const c10::DeviceGuard guard(commonDevice(
+      "batch_norm", input, weight, bias, runningMean, runningVariance));
   for (const Maybe* each : {&weight, &bias, &runningMean, &runningVariance}) {
     checkChannels(input, *each);
   }
-  const c10::DeviceGuard guard(input.device());
   at::Tensor output = at::empty_like(input, input.suggest_memory_format());
   const bool mixed = at::native::is_mixed_type(
       input,
@@ -70,30 +64,32 @@ Normalized batchNorm(
   const std::int64_t channels = training ? input.size(1) : 0;
   at::Tensor mean = at::empty({channels}, saved);
   at::Tensor inverse = at::empty({channels}, saved); // standard deviation
-  launch<kBatchNorm>([x = keep(input),
-                      w = keep(weight),
-                      b = keep(bias),
-                      rm = keep(runningMean),
-                      rv = keep(runningVariance),
-                      y = keep(output),
-                      m = keep(mean),
-                      i = keep(inverse),
-                      training,
-                      momentum,
-                      epsilon] {
-    const auto [out, saveMean, saveInverse] = at::native_batch_norm(
-        x.view(),
-        give(w),
-        give(b),
-        give(rm),
-        give(rv),
-        training,
-        momentum,
-        epsilon);
-    y.view().copy_(out);
-    m.view().copy_(saveMean);
-    i.view().copy_(saveInverse);
-  });
+  launchTried<kBatchNorm>(
+      signatureOf(input, weight, runningMean),
+      [x = keep(input),
+       w = keep(weight),
+       b = keep(bias),
+       rm = keep(runningMean),
+       rv = keep(runningVariance),
+       y = keep(output),
+       m = keep(mean),
+       i = keep(inverse),
+       training,
+       momentum,
+       epsilon] {
+        const auto [out, saveMean, saveInverse] = at::native_batch_norm(
+            x.view(),
+            give(w),
+            give(b),
+            give(rm),
+            give(rv),
+            training,
+            momentum,
+            epsilon);
+        y.view().copy_(out);
+        m.view().copy_(saveMean);
+        i.view().copy_(saveInverse);
+      });
   return {std::move(output), std::move(mean), std::move(inverse)};
 }
 // [/kernels: batch-norm]

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "openreg/csrc/operand.h"
+#include "openreg/csrc/ops/arguments.h"
+#include "openreg/csrc/trial.h"
 
 namespace openreg {
 namespace {
@@ -42,7 +44,8 @@ at::Tensor convolution(
     bool transposed,
     c10::IntArrayRef outputPadding,
     std::int64_t groups) {
-  const c10::DeviceGuard guard(input.device());
+  const c10::DeviceGuard guard(
+      commonDevice("convolution", input, weight, bias));
   const std::vector<std::int64_t> sizes =
       transposed
           ? at::native::conv_input_size(
@@ -57,28 +60,30 @@ at::Tensor convolution(
                 input.sizes(), weight.sizes(), padding, stride, dilation);
   const at::Tensor output =
       at::empty(sizes, input.options(), formatOf(input, weight));
-  launch<kConvolution>([x = keep(input),
-                        w = keep(weight),
-                        b = keep(bias),
-                        y = keep(output),
-                        stride = stride.vec(),
-                        padding = padding.vec(),
-                        dilation = dilation.vec(),
-                        outputPadding = outputPadding.vec(),
-                        transposed,
-                        groups] {
-    y.view().copy_(
-        at::convolution(
-            x.view(),
-            w.view(),
-            give(b),
-            stride,
-            padding,
-            dilation,
-            transposed,
-            outputPadding,
-            groups));
-  });
+  launchTried<kConvolution>(
+      signatureOf(input, weight, bias),
+      [x = keep(input),
+       w = keep(weight),
+       b = keep(bias),
+       y = keep(output),
+       stride = stride.vec(),
+       padding = padding.vec(),
+       dilation = dilation.vec(),
+       outputPadding = outputPadding.vec(),
+       transposed,
+       groups] {
+        y.view().copy_(
+            at::convolution(
+                x.view(),
+                w.view(),
+                give(b),
+                stride,
+                padding,
+                dilation,
+                transposed,
+                outputPadding,
+                groups));
+      });
   return output;
 }
 // [/kernels: convolution]
@@ -95,7 +100,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
     c10::IntArrayRef outputPadding,
     std::int64_t groups,
     std::array<bool, 3> wanted) {
-  const c10::DeviceGuard guard(input.device());
+  const c10::DeviceGuard guard(
+      commonDevice("convolution_backward", gradOutput, input, weight));
   const std::int64_t channels =
       transposed ? weight.size(1) * groups : weight.size(0);
   const c10::MemoryFormat format = formatOf(input, weight);
@@ -109,37 +115,39 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
   if (wanted[2]) {
     gradients[2] = at::empty({channels}, gradOutput.options());
   }
-  launch<kBackward>([dy = keep(gradOutput),
-                     x = keep(input),
-                     w = keep(weight),
-                     results = keep(at::TensorList(gradients)),
-                     stride = stride.vec(),
-                     padding = padding.vec(),
-                     dilation = dilation.vec(),
-                     outputPadding = outputPadding.vec(),
-                     channels,
-                     transposed,
-                     groups,
-                     wanted] {
-    const auto [dx, dw, db] = at::convolution_backward(
-        dy.view(),
-        x.view(),
-        w.view(),
-        c10::IntArrayRef(channels),
-        stride,
-        padding,
-        dilation,
-        transposed,
-        outputPadding,
-        groups,
-        wanted);
-    const std::array<at::Tensor, 3> found{dx, dw, db};
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      if (wanted[i]) {
-        results[i].view().copy_(found[i]);
-      }
-    }
-  });
+  launchTried<kBackward>(
+      signatureOf(gradOutput, input, weight),
+      [dy = keep(gradOutput),
+       x = keep(input),
+       w = keep(weight),
+       results = keep(at::TensorList(gradients)),
+       stride = stride.vec(),
+       padding = padding.vec(),
+       dilation = dilation.vec(),
+       outputPadding = outputPadding.vec(),
+       channels,
+       transposed,
+       groups,
+       wanted] {
+        const auto [dx, dw, db] = at::convolution_backward(
+            dy.view(),
+            x.view(),
+            w.view(),
+            c10::IntArrayRef(channels),
+            stride,
+            padding,
+            dilation,
+            transposed,
+            outputPadding,
+            groups,
+            wanted);
+        const std::array<at::Tensor, 3> found{dx, dw, db};
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          if (wanted[i]) {
+            results[i].view().copy_(found[i]);
+          }
+        }
+      });
   return {gradients[0], gradients[1], gradients[2]};
 }
 // [/autograd: convolution-backward]

@@ -120,14 +120,15 @@ class Entering final {
 };
 
 // [fallback: refuse-layout]
-// Keys of layouts that the device does not have: PyTorch's own message there
-// lists all backends and dispatch keys there are.
+// For layouts that the device does not have, and what it cannot do with sparse
+// ones: PyTorch's own message lists all backends and dispatch keys there are.
 void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       op.operator_name(),
-      ": openreg has no sparse, quantized or nested tensors. Do this on the "
-      "CPU, and bring the strided result to the device");
+      ": openreg cannot do this with sparse tensors, and has no compressed, "
+      "quantized or nested ones. Do this on the CPU, and bring the strided "
+      "result to the device");
 }
 // [/fallback: refuse-layout]
 

@@ -19,6 +19,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/multinomial_native.h>
+#include <ATen/ops/result_type.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -28,6 +29,7 @@
 
 #include "openreg/csrc/generator.h"
 #include "openreg/csrc/launch.h"
+#include "openreg/csrc/ops/arguments.h"
 
 namespace openreg {
 namespace {
@@ -541,16 +543,12 @@ std::tuple<at::Tensor, at::Tensor> nativeDropout(
 
 at::Tensor nativeDropoutBackward(
     const at::Tensor& gradient, const at::Tensor& mask, double scale) {
-  TORCH_CHECK(
-      mask.device() == gradient.device(),
-      "Expected all tensors to be on the same device, but found at least two "
-      "devices, ",
-      gradient.device(),
-      " and ",
-      mask.device(),
-      "! (when checking the arguments of native_dropout_backward)");
-  const at::Tensor result = at::empty_like(gradient);
-  const c10::DeviceGuard guard(gradient.device());
+  const c10::DeviceGuard guard(
+      commonDevice("native_dropout_backward", gradient, mask));
+  // An integer times the scale is none.
+  const at::Tensor result = at::empty_like(
+      gradient,
+      gradient.options().dtype(at::result_type(gradient, at::Scalar(scale))));
   launch<kDropoutName>([to = deviceView(result),
                         from = deviceView(gradient),
                         kept = deviceView(mask),

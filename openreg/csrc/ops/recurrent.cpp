@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "openreg/csrc/operand.h"
+#include "openreg/csrc/ops/arguments.h"
 
 namespace openreg {
 namespace {
@@ -45,9 +46,13 @@ void checkCell(
       hidden.sizes());
 }
 
+bool isGiven(const Bias& tensor) {
+  return tensor.has_value() && tensor->defined();
+}
+
 // On an engine: a linear layer's result and, if there is one, its bias.
 at::Tensor biased(const at::Tensor& gates, const Bias& bias) {
-  return bias.has_value() && bias->defined() ? gates + *bias : gates;
+  return isGiven(bias) ? gates + *bias : gates;
 }
 
 // [kernels: lstm-cell]
@@ -59,7 +64,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstmCell(
     const Bias& inputBias,
     const Bias& hiddenBias) {
   checkCell("lstm_cell", inputGates, hiddenGates, cell, 4);
-  const c10::DeviceGuard guard(cell.device());
+  const c10::DeviceGuard guard(commonDevice(
+      "lstm_cell", inputGates, hiddenGates, cell, inputBias, hiddenBias));
   at::Tensor hidden = at::empty_like(cell, c10::MemoryFormat::Contiguous);
   at::Tensor next = at::empty_like(cell, c10::MemoryFormat::Contiguous);
   at::Tensor workspace = at::empty(inputGates.sizes(), inputGates.options());
@@ -94,7 +100,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstmCellBackward(
     const at::Tensor& next,
     const at::Tensor& workspace,
     bool hasBias) {
-  const c10::DeviceGuard guard(cell.device());
+  if (!isGiven(gradHidden) && !isGiven(gradNext)) {
+    return {}; // autograd asks, and has a gradient for neither output
+  }
+  const c10::DeviceGuard guard(commonDevice(
+      "lstm_cell_backward", gradHidden, gradNext, cell, next, workspace));
   at::Tensor gradGates = at::empty(workspace.sizes(), workspace.options());
   at::Tensor gradCell = at::empty_like(cell, c10::MemoryFormat::Contiguous);
   at::Tensor gradBias;
@@ -153,7 +163,8 @@ std::tuple<at::Tensor, at::Tensor> gruCell(
     const Bias& inputBias,
     const Bias& hiddenBias) {
   checkCell("gru_cell", inputGates, hiddenGates, hidden, 3);
-  const c10::DeviceGuard guard(hidden.device());
+  const c10::DeviceGuard guard(commonDevice(
+      "gru_cell", inputGates, hiddenGates, hidden, inputBias, hiddenBias));
   at::Tensor next = at::empty_like(hidden, c10::MemoryFormat::Contiguous);
   at::Tensor workspace =
       at::empty({hidden.size(0), hidden.size(1) * 5}, hidden.options());
@@ -183,7 +194,8 @@ std::tuple<at::Tensor, at::Tensor> gruCell(
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>
 gruCellBackward(
     const at::Tensor& gradNext, const at::Tensor& workspace, bool hasBias) {
-  const c10::DeviceGuard guard(gradNext.device());
+  const c10::DeviceGuard guard(
+      commonDevice("gru_cell_backward", gradNext, workspace));
   const std::int64_t batch = workspace.size(0), size = workspace.size(1) / 5;
   const auto options = workspace.options();
   std::array<at::Tensor, 2> gradGates, gradBias; // of input, of hidden state

@@ -1,0 +1,287 @@
+"""The library's operators by their schema: what they refuse and remember."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+
+import pytest
+import torch
+from needs import operators
+from torch.nn import functional
+
+import openreg
+
+pytestmark = operators
+
+# ------------------------------------------------- what the library lacks
+
+COMPLEX = torch.ones(2, 3, dtype=torch.complex64)
+WHOLE = torch.ones(2, 3, dtype=torch.int64)
+IMAGE = torch.ones(1, 2, 4, 4, dtype=torch.int64)
+REFUSED = {
+    "structured sort": lambda d: torch.sort(COMPLEX.to(d)),
+    "structured out": lambda d: torch.maximum(COMPLEX.to(d), COMPLEX.to(d)),
+    "structured in-place": lambda d: COMPLEX.to(d).erf_(),
+    "precomputed": lambda d: functional.avg_pool2d(IMAGE.bool().to(d), 2),
+    "inferred": lambda d: torch.kthvalue(COMPLEX.to(d), 1),
+    "inferred list": lambda d: torch.histc(WHOLE.bool().to(d), 4),
+    "learned": lambda d: torch._masked_softmax(
+        WHOLE.to(d), WHOLE.bool().to(d), 1, 2
+    ),
+    "dependent": lambda d: torch.unique(COMPLEX.to(d), dim=0),
+    "convolution": lambda d: functional.conv2d(
+        IMAGE.bool().to(d), IMAGE.bool().to(d)
+    ),
+    "batch norm": lambda d: functional.batch_norm(
+        IMAGE.to(d), None, None, training=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_type_the_library_lacks_is_refused_at_the_call(name):
+    errors = []
+    for device in ("cpu", "openreg"):
+        with pytest.raises(RuntimeError) as caught:
+            REFUSED[name](device)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[1] == errors[0]
+    torch.openreg.synchronize()  # nothing of it was queued
+
+
+def test_an_empty_tensor_proves_nothing_about_its_type():
+    empty = torch.ones(0, dtype=torch.complex64, device="openreg")
+    for _ in range(2):
+        with contextlib.suppress(RuntimeError):
+            torch.lgamma(empty)
+        with pytest.raises(NotImplementedError):
+            torch.lgamma(COMPLEX.to("openreg"))
+
+
+def test_a_trial_is_silent_and_leaves_no_mark():
+    x = torch.arange(6.0, device="openreg").view(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = x.to(torch.float64).cumprod(1)
+        torch.cat([x, x], out=torch.empty(4, 3, device="openreg"))
+        x.index_add_(0, torch.tensor([1], device="openreg"), x[:1].clone())
+    assert y.tolist() == [[0, 0, 0], [3, 12, 60]]
+    assert x.tolist() == [[0, 1, 2], [3, 5, 7]]
+
+
+def test_threads_try_one_operator_at_once():
+    kinds = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    failed = []
+
+    def use(dtype):
+        try:
+            for _ in range(50):
+                x = torch.ones(4, dtype=dtype, device="openreg")
+                assert torch.lgamma(x).tolist() == [0] * 4
+                with pytest.raises(NotImplementedError):
+                    torch.lgamma(COMPLEX.to("openreg"))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(kind,)) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize("name", ["unique", "bincount", "repeat"])
+def test_an_error_that_the_host_waits_for_keeps_its_class(name):
+    calls = {
+        "unique": lambda d: torch.unique(torch.ones(2, 0, device=d), dim=0),
+        "bincount": lambda d: torch.bincount(torch.tensor([-1], device=d)),
+        "repeat": lambda d: torch.repeat_interleave(
+            torch.tensor([-1], device=d)
+        ),
+    }
+    errors = []
+    for device in ("cpu", "openreg"):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - compared
+            calls[name](device)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[1] == errors[0]
+    torch.openreg.synchronize()
+
+
+# -------------------------------------------------------- what is remembered
+
+
+def python_calls(call):
+    """How many of PyTorch's Python functions a call runs."""
+    count = 0
+
+    def profile(frame, event, _):
+        nonlocal count
+        own = frame.f_code.co_filename.startswith(torch.__path__[0])
+        count += event == "call" and own
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_form_is_asked_once():
+    x = torch.randn(3, 7, device="openreg")
+    index = torch.tensor([0, 2], device="openreg")
+    assert python_calls(lambda: x.index_select(0, index)) > 0
+    for _ in range(3):
+        assert python_calls(lambda: x.index_select(0, index)) == 0
+    assert python_calls(lambda: x.index_select(1, index)) > 0
+    assert python_calls(lambda: x.t().index_select(0, index)) > 0
+    assert python_calls(lambda: x.double().index_select(0, index)) > 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, n: torch.std(x, n % 2, correction=n % 3),
+        lambda x, n: functional.pad(x[None], (n % 3, 1), mode="reflect"),
+        lambda x, n: torch.searchsorted(x.sort()[0], x, right=bool(n % 2)),
+        lambda x, n: functional.pixel_shuffle(
+            torch.ones(n * 4 + 4, 2, 2, device=x.device), 2
+        ),
+        lambda x, n: torch.tensordot(x, x.t(), 1) + torch.trace(x[:3, :3]) * n,
+        lambda x, n: torch.where(x > n / 9, x, n),
+        lambda x, n: torch.roll(x, n, n % 2),
+        lambda x, n: torch.linspace(0, n, n + 1, device=x.device),
+        lambda x, n: torch.nansum(x.to(torch.float64), n % 2, n % 3 == 0),
+        lambda x, n: torch.count_nonzero(x > n / 9, n % 2),
+    ],
+)
+def test_what_is_remembered_is_of_this_very_call(call):
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        for n in range(6):
+            ours, theirs = call(x.to("openreg"), n), call(x, n)
+            assert ours.stride() == theirs.stride()
+            torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_the_default_dtype_is_part_of_the_call():
+    x = torch.arange(4, device="openreg")
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            assert torch.logit(x).dtype is dtype
+        finally:
+            torch.set_default_dtype(before)
+
+
+def test_more_calls_than_are_remembered():
+    x = torch.rand(5000, device="openreg")
+    for n in range(1, 4200):
+        assert torch.roll(x[:n], 1).shape == (n,)
+    assert torch.roll(x[:3], 1).tolist() == [x[2], x[0], x[1]]
+
+
+def test_a_refused_call_is_not_remembered():
+    x = torch.rand(3, 4, device="openreg")
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            x.index_select(2, torch.tensor([0], device="openreg"))
+        with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+            torch.dot(x[0], x[:, 0])
+
+
+def test_what_is_learned_waits_at_the_first_call_only():
+    labels = torch.tensor([0, 1, 2], device="openreg")
+
+    def loss(columns):
+        x = torch.rand(3, columns, device="openreg", requires_grad=True)
+        functional.multi_margin_loss(x, labels).backward()
+        return x.grad.cpu()
+
+    first = loss(5)
+    assert first.shape == (3, 5)
+    x = torch.rand(3, 5, device="openreg", requires_grad=True)
+    openreg.set_sync_debug_mode("error")
+    try:
+        functional.multi_margin_loss(x, labels).backward()
+        with pytest.raises(RuntimeError, match="arguments of this form"):
+            loss(6)
+    finally:
+        openreg.set_sync_debug_mode("default")
+    torch.openreg.synchronize()
+
+
+# ------------------------------------------------------------- mixed devices
+
+
+@pytest.mark.parametrize("other", ["cpu", "openreg:1"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: functional.conv2d(x, y),
+        lambda x, y: functional.conv_transpose2d(x, y),
+        lambda x, y: functional.scaled_dot_product_attention(x, y, x),
+        lambda x, y: functional.batch_norm(x, y[0, 0, 0], y[0, 0, 0]),
+        lambda x, y: torch.ops.aten.native_dropout_backward(x, y > 0, 1.0),
+        lambda x, y: torch.ops.openreg.axpy(x, y, 1.0),
+        lambda x, y: torch.ops.openreg.silu_mul(x, y),
+    ],
+)
+def test_kernels_by_hand_refuse_a_mix_of_devices(call, other):
+    x = torch.ones(1, 1, 1, 1, device="openreg")
+    with pytest.raises(RuntimeError, match=r"same device|Input type"):
+        call(x, torch.ones(1, 1, 1, 1, device=other))
+    torch.openreg.synchronize()
+
+
+# ------------------------------------------------------- who launched it
+
+
+def script(text, **environment):
+    """What a failing program says on its way out."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()
+
+
+LATE = """
+    import torch
+    x = torch.ones(3, device="openreg")
+    y = x[torch.tensor([5], device="openreg")]
+    z = x + 1
+    torch.openreg.synchronize()
+"""
+
+
+def test_a_failed_kernel_names_the_operator_and_on_request_the_line():
+    quiet = script(LATE)
+    assert "index" in quiet[-1]
+    assert "launched at" not in quiet[-1]
+    told = script(LATE, OPENREG_TRACE_LAUNCHES="1")
+    assert "launched at <string>:4 (<module>)" in told[-1]
+
+
+def test_a_failed_kernel_of_a_backward_pass_names_the_node():
+    text = """
+    import torch
+    x = torch.ones(3, device="openreg", requires_grad=True)
+    index = torch.zeros(3, dtype=torch.int64, device="openreg")
+    y = x.gather(0, index).sum()
+    index.data.fill_(7)  # behind autograd's back
+    y.backward()
+    torch.openreg.synchronize()
+    """
+    told = script(text, OPENREG_TRACE_LAUNCHES="1")
+    assert "launched at autograd engine (GatherBackward0)" in told[-1]
