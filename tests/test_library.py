@@ -218,6 +218,104 @@ def test_what_is_learned_waits_at_the_first_call_only():
     torch.openreg.synchronize()
 
 
+# ------------------------------------------------------------------ layouts
+
+LAST = torch.rand(2, 4, 6, 6).contiguous(memory_format=torch.channels_last)
+LAST_3D = torch.rand(1, 2, 4, 4, 4).contiguous(
+    memory_format=torch.channels_last_3d
+)
+HEADS = torch.rand(2, 4, 3, 8)
+LAID_OUT = {
+    "replicate": lambda d: functional.pad(
+        LAST.to(d), (1, 2, 0, 1), mode="replicate"
+    ),
+    "replicate 3d": lambda d: functional.pad(
+        LAST_3D.to(d), (1, 2, 0, 1, 1, 0), mode="replicate"
+    ),
+    "reflect": lambda d: functional.pad(
+        LAST.to(d), (1, 2, 0, 1), mode="reflect"
+    ),
+    "shuffle": lambda d: functional.pixel_shuffle(LAST.to(d), 2),
+    "channels": lambda d: functional.channel_shuffle(LAST.to(d), 2),
+    "unpool": lambda d: functional.max_unpool2d(
+        *functional.max_pool2d(LAST.to(d), 2, return_indices=True), 2
+    ),
+    "attention": lambda d: functional.scaled_dot_product_attention(
+        *[HEADS.to(d)] * 3
+    ),
+    "heads last": lambda d: functional.scaled_dot_product_attention(
+        *[HEADS.transpose(1, 2).contiguous().to(d).transpose(1, 2)] * 3
+    ),
+    "eigenvalues": lambda d: torch.linalg.eig(
+        torch.diag(torch.arange(3.0)).to(d)
+    )[1].abs(),
+    "nonzero": lambda d: torch.nonzero_static(LAST[0, 0].to(d), size=50),
+    **{
+        f"transposed {dtype} {groups}": lambda d, t=dtype, g=groups: (
+            functional.conv_transpose3d(
+                LAST_3D.to(d, t), torch.ones(2, 2, 2, 2, 2).to(d, t), groups=g
+            )
+        )
+        for dtype in (torch.float32, torch.int64)
+        for groups in (1, 2)
+    },
+    "integers": lambda d: functional.conv2d(
+        LAST.to(d, torch.int64), torch.ones(2, 4, 3, 3).to(d, torch.int64)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_result_is_laid_out_as_the_cpus(name):
+    theirs = LAID_OUT[name]("cpu")
+    for _ in range(2):  # asked or learned, then remembered
+        ours = LAID_OUT[name]("openreg")
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_a_result_that_the_library_lays_out_anew_is_right():
+    out = torch.empty(2, 4, 7, 9, device="openreg")
+    torch.ops.aten.replication_pad2d.out(
+        LAST.to("openreg"), (1, 2, 0, 1), out=out
+    )
+    torch.testing.assert_close(
+        out.cpu(), functional.pad(LAST, (1, 2, 0, 1), mode="replicate")
+    )
+
+
+# ------------------------------------------------------- made of other kernels
+
+
+def test_rrelu_draws_the_slopes():
+    x = torch.tensor([-1.0, 2.0] * 500, device="openreg", requires_grad=True)
+    torch.manual_seed(3)
+    y = functional.rrelu(x, 0.1, 0.3, training=True)
+    torch.manual_seed(3)
+    assert torch.equal(y, functional.rrelu(x, 0.1, 0.3, training=True))
+    low, high = y[::2].min().item(), y[::2].max().item()
+    assert -0.3 <= low < -0.28
+    assert -0.12 < high <= -0.1
+    assert y[1::2].eq(2).all()
+    y.sum().backward()
+    assert torch.equal(x.grad * x, y)
+    z = functional.rrelu(x, 0.1, 0.3)
+    torch.testing.assert_close(z[::2], torch.full_like(z[::2], -0.2))
+    z = x.detach().clone()
+    functional.rrelu_(z, 0.1, 0.3, training=True)
+    assert z[1] == 2
+    assert -0.3 <= z[0] <= -0.1
+
+
+def test_an_assertion_is_told_by_the_next_wait():
+    torch._assert_async(torch.tensor(1, device="openreg"))
+    torch.openreg.synchronize()
+    torch._assert_async(torch.tensor(0, device="openreg"), "all is lost")
+    with pytest.raises(torch.AcceleratorError, match="all is lost"):
+        torch.openreg.synchronize()
+    torch.openreg.synchronize()
+
+
 # ------------------------------------------------------------- mixed devices
 
 

@@ -128,11 +128,11 @@ void Call::operator()() const {
 
 void copyResult(const c10::IValue& output, const c10::IValue& result) {
   if (output.isTensor() && output.toTensor().defined()) {
-    output.toTensor().copy_(result.toTensor());
+    settle(output.toTensor(), result.toTensor());
   } else if (output.isTensorList()) {
     const auto outs = output.toTensorVector(), each = result.toTensorVector();
     for (std::size_t i = 0; i < outs.size(); ++i) {
-      outs[i].copy_(each[i]);
+      settle(outs[i], each[i]);
     }
   }
 }

@@ -34,8 +34,7 @@ class Call {
  public:
   Call(const c10::OperatorHandle& op, const torch::jit::Stack& arguments);
 
-  // Where the next result of the library is copied. None: the argument that
-  // was written is the result.
+  // Where the library's next result belongs: a fresh tensor or an argument.
   void addOutput(const c10::IValue& output);
 
   // Tries the call on the host if the dtypes of its arguments are new to the
@@ -61,7 +60,7 @@ class Call {
   std::shared_ptr<Answer> answer_;
 };
 
-// Copies a result of the library, a tensor or a list of them, into an output.
+// Settles a result of the library, a tensor or a list of them.
 void copyResult(const c10::IValue& output, const c10::IValue& result);
 
 } // namespace openreg

@@ -61,10 +61,11 @@ struct KernelOf {
 } // namespace detail
 
 // [ops: launch]
-// Queue `body` on the current stream of the current device and return. The
-// name is what an error message will call it.
+// Queue `body`, which is moved from, on the current stream of the current
+// device and return. The name is what an error message will call it.
 template <const char* kName, typename Body>
-void launch(Body body) {
+void launch(Body&& body) {
+  static_assert(!std::is_lvalue_reference_v<Body>, "the queue takes it along");
   using Kernel = detail::KernelOf<Body>;
   static_assert(alignof(Body) <= 16, "the queue aligns arguments to 16");
   static constexpr orKernel kernel{

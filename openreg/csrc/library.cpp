@@ -136,7 +136,7 @@ Stack queue(const Request& request, const Form& form, bool isNew) {
   }
   Call call(request.op, request.arguments); // after the resizing
   for (std::size_t i = 0; i < results.size(); ++i) {
-    call.addOutput(request.written(i) ? c10::IValue() : results[i]);
+    call.addOutput(results[i]);
   }
   if (isNew) {
     call.tryOnHost();

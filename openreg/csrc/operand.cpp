@@ -85,6 +85,21 @@ at::Tensor Operand::view() const {
 }
 // [/kernels: view]
 
+// [kernels: settle]
+bool Operand::isLaidOutAs(const at::Tensor& view) const {
+  return kind_ == Kind::Undefined ||
+         shape_.strides_arrayref() == view.strides();
+}
+
+void settle(const at::Tensor& output, const at::Tensor& result) {
+  if (output.const_data_ptr() != result.const_data_ptr()) {
+    output.copy_(result);
+  } else if (output.strides() != result.strides()) {
+    output.copy_(result.clone());
+  }
+}
+// [/kernels: settle]
+
 // [kernels: sample]
 at::Tensor Operand::sample() const {
   // Of its own size, so that pools and convolutions go through; if that is

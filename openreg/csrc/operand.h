@@ -38,6 +38,9 @@ class Operand {
   // operand stays where it is. In a trial, a small one that stands for it.
   at::Tensor view() const;
 
+  // Whether a view still has the strides that it was given.
+  bool isLaidOutAs(const at::Tensor& view) const;
+
  private:
   at::Tensor sample() const;
 
@@ -103,15 +106,34 @@ template <typename T>
 const T& give(const T& kept) {
   return kept;
 }
-// A view serves for what a kernel reads and, as a reference, for its result.
-struct View {
-  at::Tensor tensor;
-  operator at::Tensor&() {
-    return tensor;
+// Puts a library's result where the host expects it. The library may have
+// written there already; in another layout, if it has chosen one by itself.
+void settle(const at::Tensor& output, const at::Tensor& result);
+
+// A view serves for what a kernel reads and, as a reference, for its result,
+// which is settled when the call is over.
+class View {
+ public:
+  explicit View(const Operand& kept) : kept_(kept), tensor_(kept.view()) {
   }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  ~View() noexcept(false) {
+    if (!kept_.isLaidOutAs(tensor_)) [[unlikely]] {
+      settle(kept_.view(), tensor_);
+    }
+  }
+
+  operator at::Tensor&() {
+    return tensor_;
+  }
+
+ private:
+  const Operand& kept_;
+  at::Tensor tensor_;
 };
 inline View give(const Operand& kept) {
-  return {kept.view()};
+  return View(kept);
 }
 inline std::optional<at::Tensor> give(const std::optional<Operand>& kept) {
   return kept.has_value() ? std::optional(kept->view()) : std::nullopt;

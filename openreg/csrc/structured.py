@@ -40,6 +40,8 @@ PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 # Their `out=` form resizes a result of another size on its way to the sum, and
 # warns of it, on an engine, where nobody has done anything wrong.
 COPIED = {"mse_loss", "smooth_l1_loss"}
+# Their kernels lay the result out as the input, in spite of the meta function.
+RESTRIDED = {"replication_pad2d", "replication_pad3d"}
 LISTED = Path(__file__).with_suffix(".yaml")
 MODEL = DispatchKey.XPU  # whose wrappers have the shape that we need
 
@@ -145,16 +147,19 @@ def kernel(group: NativeFunctionsGroup) -> str:
     if name in COPIED:
         *inputs, result = (f"give({n})" for n in names)
         base = group.functional.func.name.name.base
-        call = (
-            f"at::Tensor({result}.tensor)"
-            f".copy_(at::cpu::{base}({', '.join(inputs)}))"
-        )
+        call = f"settle({result}, at::cpu::{base}({', '.join(inputs)}))"
     captures = ", ".join(
         f"{name} = std::move(*{name}_)"
         if name in early
         else f"{name} = keep({name})"
         for name in names
     )
+    before = ""
+    if name in RESTRIDED:
+        before = (
+            "out.unsafeGetTensorImpl()->empty_tensor_restride("
+            "self.suggest_memory_format());"
+        )
     choosing = ", ".join(name for name in names if name not in early)
     look_on = ""
     forwarded = ", ".join(argument.name for argument in given)
@@ -169,9 +174,12 @@ def kernel(group: NativeFunctionsGroup) -> str:
 constexpr char k_{name}[] = "{out.func.name}";
 struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
   void impl({bindings(structured.impl_arguments(group))}) {{
-    launchTried<k_{name}>(signatureOf({choosing}), [{captures}]() mutable {{
-      {call};
-    }});
+    {before}
+    launchTried<k_{name}>(
+        signatureOf({choosing}),
+        [{captures}]() mutable {{
+          {call};
+        }});
   }}
 }};"""
 

@@ -119,10 +119,10 @@ class Trials {
 // [kernels: launch-tried]
 // launch(), after a trial where the signature is new.
 template <const char* kName, typename Body>
-void launchTried(Signature signature, Body body) {
+void launchTried(Signature signature, Body&& body) {
   static Trials* const trials = new Trials; // used until the process ends
   trials->check(signature, body);
-  launch<kName>(std::move(body));
+  launch<kName>(std::forward<Body>(body));
 }
 // [/kernels: launch-tried]
 

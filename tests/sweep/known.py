@@ -14,10 +14,16 @@ UNINITIALIZED = {
 
 # What the device refuses on purpose where the CPU does not: the reason goes
 # into the table. By name, and by name and mode.
-REFUSALS: dict[str, str] = {}
+REFUSALS: dict[str, str] = dict.fromkeys(
+    ["sparse_sampled_addmm", "sparse_mm_reduce"],
+    "the device has no compressed sparse tensors (CSR)",
+)
 
 # Differences that count as right: by name, what differs and why.
-ACCEPTED: dict[str, tuple[str, str]] = {}
+ACCEPTED: dict[str, tuple[str, str]] = dict.fromkeys(
+    ["linalg_lstsq", "linalg_lstsq_grad_oriented"],
+    ("stride", "the CPU gives a part of a larger matrix"),
+)
 
 # Their arguments after the first must lie on the CPU.
 HOST_ARGUMENTS = {"tensor_split"}

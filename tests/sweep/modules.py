@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from sweep.calls import Call, seed
 from sweep.making import cotangent
@@ -73,9 +74,13 @@ def construct(info, given) -> torch.nn.Module:
 
 def prepared(build, dtype, training: bool, sample: Sample, device: str):
     """The module and its arguments on the device."""
-    module = build().to(dtype).train(training).to(device)
+    module = build().to(dtype).train(training)
+    if isinstance(module, LazyModuleMixin):  # draws its weights when first used
+        args, kwargs = Mover("cpu").tree(sample.arguments)
+        seed()
+        module(*args, **kwargs)
     grad = dtype.is_floating_point or dtype.is_complex
-    return module, Mover(device, grad).tree(sample.arguments)
+    return module.to(device), Mover(device, grad).tree(sample.arguments)
 
 
 def forward(build, dtype, training: bool, sample: Sample, device: str):

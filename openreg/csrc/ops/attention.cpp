@@ -74,7 +74,7 @@ attention(
     std::optional<double> scale) {
   const c10::DeviceGuard guard(
       commonDevice("scaled_dot_product_attention", query, key, value, mask));
-  const at::Tensor output = headsLast(query, value.size(-1));
+  const at::Tensor output = at::empty_like(query);
   const auto exact =
       query.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor logSumExp = at::empty(

@@ -25,13 +25,39 @@ namespace {
 constexpr char kConvolution[] = "convolution";
 constexpr char kBackward[] = "convolution_backward";
 
-// As the CPU's library, keep the memory format of what is channels-last.
-c10::MemoryFormat formatOf(const at::Tensor& input, const at::Tensor& weight) {
-  return at::native::mkldnn_conv_use_channels_last(input, weight)
-             ? input.dim() == 5 ? c10::MemoryFormat::ChannelsLast3d
-                                : c10::MemoryFormat::ChannelsLast
-             : c10::MemoryFormat::Contiguous;
+// [kernels: convolution-format]
+// The layout of the result depends on the algorithm that the library will
+// choose, so it is asked: about views, of which it looks at no element.
+c10::MemoryFormat formatOf(
+    const at::Tensor& input,
+    const at::Tensor& weight,
+    const std::optional<at::Tensor>& bias,
+    c10::IntArrayRef stride,
+    c10::IntArrayRef padding,
+    c10::IntArrayRef dilation,
+    bool transposed,
+    c10::IntArrayRef outputPadding,
+    std::int64_t groups) {
+  if (input.dim() < 4) {
+    return c10::MemoryFormat::Contiguous;
+  }
+  const auto x = keep(input), w = keep(weight);
+  const auto b = keep(bias);
+  const at::native::ConvBackend backend = at::native::select_conv_backend(
+      x.view(),
+      w.view(),
+      give(b),
+      c10::fromIntArrayRefSlow(stride),
+      c10::fromIntArrayRefSlow(padding),
+      c10::fromIntArrayRefSlow(dilation),
+      transposed,
+      c10::fromIntArrayRefSlow(outputPadding),
+      groups,
+      std::nullopt);
+  return at::native::_determine_backend_memory_format(
+      x.view(), w.view(), backend);
 }
+// [/kernels: convolution-format]
 
 // [kernels: convolution]
 at::Tensor convolution(
@@ -58,8 +84,17 @@ at::Tensor convolution(
                 groups)
           : at::native::conv_output_size(
                 input.sizes(), weight.sizes(), padding, stride, dilation);
-  const at::Tensor output =
-      at::empty(sizes, input.options(), formatOf(input, weight));
+  const c10::MemoryFormat format = formatOf(
+      input,
+      weight,
+      bias,
+      stride,
+      padding,
+      dilation,
+      transposed,
+      outputPadding,
+      groups);
+  const at::Tensor output = at::empty(sizes, input.options(), format);
   launchTried<kConvolution>(
       signatureOf(input, weight, bias),
       [x = keep(input),
@@ -104,7 +139,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
       commonDevice("convolution_backward", gradOutput, input, weight));
   const std::int64_t channels =
       transposed ? weight.size(1) * groups : weight.size(0);
-  const c10::MemoryFormat format = formatOf(input, weight);
+  const c10::MemoryFormat format = formatOf(
+      input,
+      weight,
+      std::nullopt,
+      stride,
+      padding,
+      dilation,
+      transposed,
+      outputPadding,
+      groups);
   std::array<at::Tensor, 3> gradients;
   if (wanted[0]) {
     gradients[0] = at::empty_like(input, format);
