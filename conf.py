@@ -23,6 +23,7 @@ extensions = [
     "ladder",
     "listing",
     "symptoms",
+    "verdicts",
 ]
 root_doc = "index"
 source_suffix = {".md": "myst-nb"}

@@ -229,17 +229,23 @@ def report() -> str:
     if not found:
         return "Nothing ran on the CPU for want of a kernel."
     calls = sum(record.calls for record in found)
-    lines = [f"{calls} calls of {len(found)} operators ran on the CPU."]
+    counts = f"{_some(calls, 'call')} of {_some(len(found), 'operator')}"
+    lines = [f"{counts} ran on the CPU."]
     for record in found:
         lines += [
             "",
-            f"{record.operator} ({record.category}): {record.calls} calls, "
-            f"{record.seconds * 1e3:.2f} ms, {_size(record.bytes_to_host)} to "
-            f"the host, {_size(record.bytes_to_device)} to the device",
+            f"{record.operator} ({record.category}): "
+            f"{_some(record.calls, 'call')}, {record.seconds * 1e3:.2f} ms, "
+            f"{_size(record.bytes_to_host)} to the host, "
+            f"{_size(record.bytes_to_device)} to the device",
             *(f"    {n} x {site}" for site, n in _most(record.sites)),
             f"    -> {remedy(record.operator)}",
         ]
     return "\n".join(lines)
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _most(sites: dict[str, int]) -> list[tuple[str, int]]:

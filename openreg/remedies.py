@@ -19,7 +19,7 @@ def remedy(operator: str) -> str:
     """
     if siblings := _with_kernels(operator):
         return (
-            f"call {', '.join(siblings)}, which has a kernel, or register "
+            f"call {' or '.join(siblings)}, which has a kernel, or register "
             f"{operator} through it"
         )
     if not operator.startswith("aten::"):

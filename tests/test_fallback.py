@@ -95,6 +95,27 @@ def first(x):
     return x[0]
 
 
+@for_the_cpu("turn_(Tensor(a!) x) -> Tensor(a!)", tags=torch.Tag.inplace_view)
+def turn_(x):
+    return x.t_()
+
+
+@for_the_cpu("lies(Tensor x, Tensor counter) -> Tensor")
+def lies(x, counter):
+    counter.add_(1)  # which the schema does not mark
+    return x * 0.5
+
+
+@for_the_cpu("kinds(Tensor x) -> (Tensor, int, float, Tensor, Tensor?)")
+def kinds(x):
+    return x * 0.5, 2, 0.5, x, None
+
+
+@for_the_cpu("made_on(Tensor x, *, Device device) -> Tensor")
+def made_on(x, *, device):
+    return torch.ones(2, device=device)
+
+
 @for_the_cpu("breaks_(Tensor(a!) x) -> ()")
 def breaks_(x):
     x.zero_()
@@ -199,6 +220,22 @@ def test_a_custom_operator_may_read_what_it_writes(x):
     assert sum.tolist() == [3, 5, 7]
 
 
+def test_an_out_of_pytorchs_is_not_read(x):
+    with torch.library._scoped_library("aten", "FRAGMENT") as library:
+        library.define("openreg_half.out(Tensor x, *, Tensor(a!) out) -> ()")
+        library.impl("openreg_half.out", half_out_only, "CPU")
+        out = torch.empty(3, device="openreg")
+        torch.ops.aten.openreg_half.out(x, out=out)
+    assert out.tolist() == [1, 2, 3]
+    entry = record("aten::openreg_half.out")
+    assert (entry.bytes_to_host, entry.bytes_to_device) == (12, 12)
+    assert entry.category == "other"
+
+
+def half_out_only(x, out):
+    torch.mul(x, 0.5, out=out)
+
+
 def test_out_of_the_wrong_size_is_resized_and_keeps_the_cpus_strides(x):
     out = torch.empty(0, device="openreg")
     ops.half.out(x, out=out)
@@ -221,6 +258,53 @@ def test_an_argument_given_twice_is_one_argument(x):
     assert record("openreg_test::plus").bytes_to_host == 12
     ops.half.out(x, out=x)
     assert x.tolist() == [1, 2, 3]
+
+
+def test_results_of_all_kinds(x):
+    got, number, real, same, nothing = ops.kinds(x)
+    assert got.tolist() == [1, 2, 3]
+    assert got.device == x.device
+    assert (number, real, nothing) == (2, 0.5, None)
+    assert same is x
+
+
+def test_results_go_where_the_call_says(x):
+    for device in "openreg:0", "openreg:1", "cpu":
+        got = ops.made_on(x, device=torch.device(device))
+        assert got.device == torch.device(device)
+        assert got.tolist() == [1, 1]
+
+
+def test_what_is_written_against_the_schema_is_brought_back(x):
+    counter = torch.zeros(2, device="openreg")
+    version = counter._version
+    for _ in range(2):
+        ops.lies(x, counter)
+    assert counter.tolist() == [2, 2]
+    assert counter._version > version  # or a backward pass uses it unnoticed
+    assert x._version == 0
+
+
+def test_the_running_statistics_of_batch_norm_are_brought_back():
+    def run(device):
+        x = torch.arange(8.0).view(4, 2).to(device)
+        mean, variance = torch.zeros(2).to(device), torch.ones(2).to(device)
+        out = [torch.empty(0, device=device) for _ in range(3)]
+        torch.ops.aten.native_batch_norm.out(
+            *(x, None, None, mean, variance, True, 0.5, 1e-5),
+            out=out[0], save_mean=out[1], save_invstd=out[2],
+        )  # fmt: skip
+        return [t.cpu() for t in (mean, variance, *out)]
+
+    torch.testing.assert_close(run("openreg"), run("cpu"))
+
+
+def test_in_inference_mode(x):
+    with torch.inference_mode():
+        y = torch.ones(2, device="openreg")
+        assert ops.halve_(y) is y
+        assert ops.half(y).tolist() == [0.25, 0.25]
+        assert ops.half(x).is_inference()
 
 
 def test_numbers_of_the_cpu_stay_numbers(x):
@@ -270,6 +354,44 @@ def test_gradients_flow():
     Halve.apply(x).backward(torch.full((3,), 4.0, device="openreg"))
     assert x.grad.tolist() == [2, 2, 2]
     assert counts() == 2
+
+
+def _has_kernel(name):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
+
+
+def _empty(x, count=1):
+    return [torch.empty(0, device=x.device) for _ in range(count)]
+
+
+PYTORCHS = {
+    "aten::poisson": torch.poisson,
+    "aten::binomial": lambda x: torch.binomial(x + 8, x / 9),
+    "aten::_standard_gamma": torch._standard_gamma,
+    "aten::_sample_dirichlet": torch._sample_dirichlet,
+    "aten::rrelu_with_noise": lambda x: torch.rrelu(-x, training=True),
+    "aten::masked_select.out": lambda x: torch.masked_select(
+        x, x > 1, out=_empty(x)[0]
+    ),
+    "aten::histogram.bin_ct_out": lambda x: torch.histogram(
+        x, 4, out=_empty(x, 2)
+    ),
+    "aten::native_batch_norm.out": lambda x: torch.native_batch_norm(
+        x.view(-1, 1), None, None, None, None, True, 0, 0, out=_empty(x, 3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [n for n in PYTORCHS if not _has_kernel(n)])
+def test_operators_of_pytorch(name):
+    def run(device):
+        torch.manual_seed(5)  # without a kernel, the CPU's generator draws
+        return PYTORCHS[name](torch.tensor([0.5, 2.0, 8.0]).to(device))
+
+    torch.testing.assert_close(
+        run("openreg"), run("cpu"), rtol=0, atol=0, check_device=False
+    )
+    assert openreg.fallbacks() == {name: 1}
 
 
 def test_conjugate_and_negative_views():
@@ -333,10 +455,22 @@ def test_views_never_fall_back(x):
     assert openreg.fallback_count() == 0
 
 
+def test_what_changes_the_form_of_its_argument_never_falls_back():
+    x = torch.zeros(2, 3, device="openreg")
+    with pytest.raises(NotImplementedError, match=r"turn_.*a view never"):
+        ops.turn_(x)
+    assert x.shape == (2, 3)
+    assert openreg.fallback_count() == 0
+
+
 def test_mixed_devices_never_fall_back(x):
     for other in torch.ones(3), torch.ones(3, device="openreg:1"):
         with pytest.raises(RuntimeError, match="same device"):
             ops.plus(x, other)
+        with pytest.raises(RuntimeError, match="same device"):
+            ops.halves([x, other])
+        with pytest.raises(RuntimeError, match="same device"):
+            ops.total([x], None, [None, other])
     assert openreg.fallback_count() == 0
 
 
@@ -362,6 +496,16 @@ def test_without_a_kernel_on_the_cpu_either(x):
     assert openreg.fallback_count() == 0
 
 
+def test_a_dtype_that_the_cpu_does_not_know_is_put_in_context():
+    x = torch.ones(2, dtype=torch.int64, device="openreg")
+    with pytest.raises(NotImplementedError) as caught:
+        torch.poisson(x)
+    if not _has_kernel("aten::poisson"):
+        assert "aten::poisson has no kernel for openreg" in str(caught.value)
+        assert "not implemented for 'Long'" in str(caught.value)
+        assert "'CPU' backend" not in str(caught.value)
+
+
 def test_generators_of_the_device_are_refused(x):
     mine = torch.Generator("openreg")
     with pytest.raises(RuntimeError, match=r"draw.*generator of openreg"):
@@ -372,12 +516,13 @@ def test_generators_of_the_device_are_refused(x):
     assert torch.equal(ops.draw(x, generator=here).cpu(), want)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse inv", "ignore:torch.quantize_per")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:torch.quantize_per")
 def test_sparse_and_quantized_are_refused(x):
-    with pytest.raises(NotImplementedError, match=r"sparse.*on the CPU"):
+    with pytest.raises(NotImplementedError, match=r"sparse.*on the CPU") as e:
         ops.sparsely(x)
+    assert str(e.value).count("openreg_test::sparsely") == 1
     for make in (
-        lambda: torch.sparse_csr_tensor([0, 1], [0], x[:1], (1, 3)),
+        lambda: torch.sparse_csr_tensor([0, 1], [0], x[:1], (1, 3)).to_dense(),
         lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
         lambda: x[None].to_sparse_csr(),
     ):
@@ -408,6 +553,14 @@ def test_error_raises_and_changes_nothing(x):
             lambda: ops.halve_(x),
         )
     assert openreg.fallback_count() == 0
+
+
+def test_a_category_is_obeyed(x):
+    with fallback.mode("custom=error"):
+        unchanged(x, NotImplementedError, r"\(custom\)", lambda: ops.halve_(x))
+    with fallback.mode("error,custom=off"):
+        ops.halve_(x)
+    assert counts("openreg_test::halve_") == 1
 
 
 @pytest.mark.parametrize(
@@ -655,32 +808,22 @@ def test_every_place_is_kept_when_asked(x):
     assert fallback.record_sites(False) is True
 
 
-BACKWARDS = {  # of operators that may get a kernel late
-    "aten::_cdist_backward": lambda x: torch.cdist(x, x),
-    "aten::grid_sampler_3d_backward": lambda x: torch.grid_sampler_3d(
-        x.view(1, 1, 1, 3, 3),
-        torch.zeros_like(x).view(1, 3, 1, 1, 3),
-        0,
-        0,
-        True,
-    ),
-    "aten::_pdist_backward": lambda x: torch.pdist(x),
-}
-
-
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_the_autograd_engine_is_a_place():
-    name = next((n for n in BACKWARDS if not _has_kernel(n)), None)
-    if name is None:
-        pytest.skip("each of these has a kernel on the device")
-    x = torch.rand(3, 3, device="openreg", requires_grad=True)
-    y = BACKWARDS[name](x)
-    fallback.set_mode(f"off,{name}=warn")
-    with pytest.warns(fallback.FallbackWarning, match=name) as caught:
-        y.backward(torch.ones_like(y))
-    assert caught[0].filename == "<autograd engine>"
-    (site,) = record(name).sites
-    assert site.startswith("autograd engine (")
-    assert "Backward" in site
+    # `cos` is what the backward pass of `sin` calls. Without the name of a
+    # file, as generated code is, the function is no place of the user's.
+    code = "def cos(x): return torch.ops.openreg_test.half(x)"
+    scope = {"torch": torch}
+    exec(compile(code, "<eval_with_key>.0", "exec"), scope)
+    x = torch.ones(3, device="openreg", requires_grad=True)
+    fallback.set_mode("warn")
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("cos", scope["cos"], "PrivateUse1", allow_override=True)
+        with pytest.warns(fallback.FallbackWarning, match="half") as caught:
+            x.sin().sum().backward()
+    (warning,) = (w for w in caught if w.category is fallback.FallbackWarning)
+    assert warning.filename == "<autograd engine>"
+    assert record().sites == {"autograd engine (SinBackward0)": 1}
 
 
 def test_a_thread_of_the_users_is_a_place(x):
@@ -711,10 +854,6 @@ def test_entries_of_many_threads_add_up(x):
 # ------------------------------------------------- by name, and fallthrough
 
 
-def _has_kernel(name):
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1")
-
-
 def test_lists_go_as_wholes_where_the_elements_operator_has_no_kernel():
     by_name = set(openreg._C.fallback_foreach())
     stems = {
@@ -736,20 +875,33 @@ def test_lists_go_as_wholes_where_the_elements_operator_has_no_kernel():
             ), name
 
 
-def test_a_list_operator_of_pytorch_is_one_call():
-    # One that has no kernel yet, if there is any.
-    for name in openreg._C.fallback_foreach():
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        if not overload and not packet.endswith("_") and "powsum" not in packet:
-            break
-    else:
-        pytest.skip("every element's operator has a kernel on the device")
-    xs = [torch.full((2,), 0.5, device="openreg") for _ in range(3)]
-    got = getattr(torch, packet)(xs)
-    want = getattr(torch, packet)([t.cpu() for t in xs])
-    assert openreg.fallbacks() == {name: 1}
-    for g, w in zip(got, want, strict=True):
-        torch.testing.assert_close(g.cpu(), w)
+def test_a_list_goes_once_where_its_elements_have_no_kernel():
+    # Known before the backend is loaded, as PyTorch's own operators are.
+    program = """
+import torch
+aten = torch.library.Library("aten", "FRAGMENT")
+for name, key in ("known", "PrivateUse1"), ("unknown", "CPU"):
+    aten.define(f"{name}(Tensor x) -> Tensor")
+    aten.impl(name, lambda x: x.clone(), key)
+    one = getattr(torch.ops.aten, name)
+    for form in (f"_foreach_{name}", f"_foreach_{name}_"):
+        aten.define(f"{form}(Tensor[] xs) -> Tensor[]")
+        each = lambda xs, one=one: [one(x) for x in xs]
+        aten.impl(form, each, "CompositeExplicitAutograd")
+import openreg
+xs = [torch.full((2,), n, device="openreg") for n in (1.0, 2.0, 3.0)]
+for form in "_foreach_unknown", "_foreach_unknown_", "_foreach_known":
+    ys = getattr(torch.ops.aten, form)(xs)
+    assert [y.tolist() for y in ys] == [x.tolist() for x in xs]
+print(openreg.fallbacks())
+"""
+    done = processes.run(
+        program,
+        {"OPENREG_FALLBACK": "off", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
+    want = {"aten::_foreach_unknown": 1, "aten::_foreach_unknown_": 1}
+    assert eval(done.stdout) == want
 
 
 def test_fallthrough_lets_copies_read_lazy_bits():
@@ -765,9 +917,10 @@ def test_fallthrough_lets_copies_read_lazy_bits():
 def test_the_report_names_costs_places_and_remedies(x):
     ops.half(x)
     ops.plus(x, x)
+    ops.plus(x, x)
     text = fallback.report()
-    assert text.startswith("2 calls of 2 operators ran on the CPU.")
-    assert "openreg_test::half (custom): 1 calls, " in text
+    assert text.startswith("3 calls of 2 operators ran on the CPU.")
+    assert "openreg_test::half (custom): 1 call, " in text
     assert "12 B to the host, 12 B to the device" in text
     assert f"1 x {__file__}:" in text
     assert '-> write a kernel: torch.library.impl("openreg_test::plus"' in text

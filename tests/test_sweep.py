@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import verdicts
 from sweep import table
 from sweep.table import Cell, Key, Share, Table
 
@@ -179,3 +180,29 @@ def test_the_summary_counts_calls():
     assert shares["all"] == Share(16, 15, 11)
     assert shares["elementwise"].without_fallback == 100
     assert table.summary(some(), "out")["all"].correct == 75
+
+
+# ------------------------------------------------------------------ the page
+
+
+def test_the_page_can_be_searched_for_names_categories_and_reasons():
+    html = verdicts.page(some())
+    add, sub = html.partition("<tbody>")[2].split("</tr>")[:2]
+    assert "<b>add</b> <small>elementwise</small>" in add
+    assert "f32 f64: native" in add
+    assert "<b>sub</b> <small>other</small>" in sub
+    for text in ("falls back (1 of 4): sub.out", "wrong (3 of 4): stride"):
+        assert text in sub
+
+
+def test_the_page_shows_the_worst_verdict_of_a_cell():
+    cell = Cell("wrong", 4, 3, 3, "value")
+    found = some()
+    found.cells["add", "forward", "f16"] = cell
+    row = verdicts.page(found).partition("<b>add</b>")[2].partition("</tr>")[0]
+    assert row.partition("<summary>")[2].startswith('<b class="wrong">')
+
+
+def test_the_pages_summary_is_of_all_calls():
+    *_, last = verdicts.summary(some()).splitlines()
+    assert last.startswith("| **all** | 16 | 93.7\N{NO-BREAK SPACE}% |")

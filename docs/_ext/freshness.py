@@ -9,6 +9,7 @@ differ it drops the cached outputs and has the page read again.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import marks
@@ -17,13 +18,15 @@ from jupyter_cache import get_cache
 
 
 def page_fingerprint(chapter: str) -> str:
-    """Of what a page runs on: its states, the scripts, the look of figures."""
+    """Of what a page runs on: states, scripts, tables, the look of figures."""
     names = [marks.previous(chapter), chapter]
-    if "finished" in marks.PAGES[chapter].read_text():
+    text = marks.PAGES[chapter].read_text()
+    if "finished" in text:
         names.append(marks.CHAPTERS[-1])  # %%finished, stages.finished()
     states = map(stages.fingerprint, names)
     scripts = sorted((marks.ROOT / "chapters").glob("scripts/*.py"))
     beside = [*scripts, marks.ROOT / "chapters" / "matplotlibrc"]
+    beside += map(marks.ROOT.joinpath, re.findall(r"[\w/]+\.tsv", text))
     return stages.digest(*states, *(path.read_text() for path in beside))
 
 

@@ -12,8 +12,11 @@ HEAD += "# The remainder of this file is compressed using zlib.\n"
 PAGES = {
     "torch.AcceleratorError": ("py:exception", "torch.html"),
     "torch.OutOfMemoryError": ("py:exception", "torch.html"),
+    "torch.autograd.Function": ("py:class", "autograd.html"),
     "torch.device": ("py:class", "tensor_attributes.html"),
     "torch.dtype": ("py:class", "tensor_attributes.html"),
+    "torch.library.custom_op": ("py:function", "library.html"),
+    "torch.library.opcheck": ("py:function", "library.html"),
     "torch.Tensor": ("py:class", "tensors.html"),
 }
 OWN_PAGE = {
@@ -25,6 +28,7 @@ OWN_PAGE = {
         "torch.accelerator.is_available",
         "torch.accelerator.set_device_index",
         "torch.accelerator.synchronize",
+        "torch.autograd.gradcheck.gradcheck",
         "torch.cuda.ipc_collect",
         "torch.cuda.set_device",
         "torch.empty",

@@ -103,8 +103,8 @@ def summary(found: table.Table) -> str:
 
 
 def percent(number: float) -> str:
-    """Rounded down: 100 % means all."""
-    return f"{int(number * 10) / 10:.1f} %"
+    """Rounded down: 100 % means all. The space does not break."""
+    return f"{int(number * 10) / 10:.1f}\N{NO-BREAK SPACE}%"
 
 
 def page(found: table.Table) -> str:

@@ -18,8 +18,18 @@ std::vector<at::Tensor> tensorsOf(const c10::IValue& value) {
   if (value.isTensor()) {
     return {value.toTensor()};
   }
-  return value.isTensorList() ? value.toTensorVector()
-                              : std::vector<at::Tensor>{};
+  if (value.isTensorList()) {
+    return value.toTensorVector();
+  }
+  std::vector<at::Tensor> result;
+  if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& each : value.toOptionalTensorList()) {
+      if (each.has_value() && each->defined()) {
+        result.push_back(*each);
+      }
+    }
+  }
+  return result;
 }
 
 // The operators that take indices from any device.
@@ -52,6 +62,7 @@ void addDevice(
   first = tensor.device();
 }
 
+// [ops: check-arguments]
 void checkDevices(
     const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
   if (takesIndices(schema)) {
@@ -84,6 +95,7 @@ void checkOverlap(
     }
   }
 }
+// [/ops: check-arguments]
 
 } // namespace
 

@@ -44,14 +44,6 @@ std::int64_t choose(
 }
 // [/kernels: attention-choice]
 
-// Sizes (batch, heads, length, width), laid out so that merging the heads
-// afterwards is a view.
-at::Tensor headsLast(const at::Tensor& like, std::int64_t width) {
-  return at::empty(
-             {like.size(0), like.size(2), like.size(1), width}, like.options())
-      .transpose(1, 2);
-}
-
 // [kernels: attention]
 std::tuple<
     at::Tensor,
@@ -110,6 +102,14 @@ attention(
 // [/kernels: attention]
 
 // [autograd: attention-backward]
+// Sizes (batch, heads, length, width), laid out so that merging the heads
+// afterwards is a view.
+at::Tensor headsLast(const at::Tensor& like, std::int64_t width) {
+  return at::empty(
+             {like.size(0), like.size(2), like.size(1), width}, like.options())
+      .transpose(1, 2);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> attentionBackward(
     const at::Tensor& gradOutput,
     const at::Tensor& query,

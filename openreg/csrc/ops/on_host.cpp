@@ -19,6 +19,11 @@ bool writes(const c10::Argument& argument) {
   return alias != nullptr && alias->isWrite();
 }
 
+uint32_t versionOf(const at::Tensor& tensor) {
+  const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? version.current_version() : 0; // inference: none
+}
+
 class HostCall final {
  public:
   HostCall(
@@ -34,11 +39,14 @@ class HostCall final {
   struct Carried {
     at::Tensor device;
     at::Tensor host;
-    const c10::Argument* written; // as this one, if at all
+    uint32_t version;             // of the host's, before the call
+    const c10::Argument* written; // as this one, if the schema says so
+    bool unmarked;                // written, and the schema does not say so
   };
 
   at::Tensor toHost(const at::Tensor& tensor, const c10::Argument& argument);
   at::Tensor toDevice(const at::Tensor& tensor, const c10::Argument& result);
+  bool writesUnmarked(const c10::Argument& argument) const;
 
   template <typename Change>
   static c10::IValue eachTensor(const c10::IValue& value, Change change);
@@ -51,6 +59,7 @@ class HostCall final {
   std::unordered_map<const c10::TensorImpl*, std::size_t> known_; // both sides
 };
 
+// [fallback: each-tensor]
 // The value with each tensor in it changed, as one, in a list or in a list of
 // optional ones.
 template <typename Change>
@@ -75,6 +84,18 @@ c10::IValue HostCall::eachTensor(const c10::IValue& value, Change change) {
   }
   return value;
 }
+// [/fallback: each-tensor]
+
+// [fallback: written]
+// The operators of PyTorch whose schemas do not mark what they write, through
+// pointers. Others, written with operators, raise the version of the copy.
+bool HostCall::writesUnmarked(const c10::Argument& argument) const {
+  const std::string& name = schema_.name();
+  return argument.name().starts_with("running_") &&
+         (name == "aten::native_batch_norm" ||
+          name == "aten::batch_norm_update_stats");
+}
+// [/fallback: written]
 
 // [fallback: to-host]
 at::Tensor HostCall::toHost(
@@ -92,6 +113,7 @@ at::Tensor HostCall::toHost(
     if (writes(argument)) {
       before.written = &argument;
     }
+    before.unmarked |= writesUnmarked(argument);
     return before.host;
   }
   at::Tensor host;
@@ -103,11 +125,17 @@ at::Tensor HostCall::toHost(
     cost_->toHost += tensor.nbytes();
   }
   known_.emplace(host.unsafeGetTensorImpl(), carried_.size());
-  carried_.push_back({tensor, host, writes(argument) ? &argument : nullptr});
+  carried_.push_back(
+      {tensor,
+       host,
+       versionOf(host),
+       writes(argument) ? &argument : nullptr,
+       writesUnmarked(argument)});
   return host;
 }
 // [/fallback: to-host]
 
+// [fallback: bring-arguments]
 void HostCall::bringArguments() {
   const auto& arguments = schema_.arguments();
   const std::size_t first = stack_->size() - arguments.size();
@@ -125,6 +153,7 @@ void HostCall::bringArguments() {
   }
   target_ = asked.has_value() ? asked : target_;
 }
+// [/fallback: bring-arguments]
 
 // [fallback: to-device]
 // The tensor of the device that a result belongs to: the argument itself where
@@ -148,10 +177,10 @@ at::Tensor HostCall::toDevice(
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       tensor.layout() == c10::kStrided && !tensor.is_quantized(),
-      schema_.name(),
-      " has no kernel for openreg, and what the CPU makes instead is ",
+      "its result is ",
       tensor.is_quantized() ? "quantized" : "sparse",
-      ", which this device does not have. Call it on the CPU, with .cpu()");
+      ", and only dense tensors are brought back. Call it on the CPU, with "
+      ".cpu()");
   cost_->toDevice += tensor.nbytes();
   return tensor.to(*target_);
 }
@@ -172,7 +201,12 @@ void HostCall::returnResults() {
 void HostCall::writeBack() {
   for (const Carried& each : carried_) {
     if (each.written == nullptr) {
-      continue;
+      if (!each.unmarked && versionOf(each.host) == each.version) {
+        continue;
+      }
+      if (!each.device.is_inference()) { // or autograd believes the schema
+        each.device.unsafeGetTensorImpl()->bump_version();
+      }
     }
     if (each.device.sizes() != each.host.sizes()) { // an out= of another size
       each.device.resize_(each.host.sizes());

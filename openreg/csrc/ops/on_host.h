@@ -22,7 +22,8 @@ namespace openreg {
 // allows it as on the CPU; an `out=` of PyTorch's own operators is written
 // only, so it is not copied there; the results go to the device of the first
 // tensor that is on one, where the other looks at the first tensor, which may
-// be a CPU number; a resized `out=` gets the strides it got on the CPU.
+// be a CPU number; a resized `out=` gets the strides it got on the CPU; what
+// the kernel writes though its schema does not say so is written back, too.
 void runOnHost(
     const c10::OperatorHandle& op, torch::jit::Stack* stack, HostCost* cost);
 // [/fallback: on-host]
