@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import custom_operators
 import operators
 import torch
 
@@ -187,7 +188,9 @@ def main() -> None:
     ).items():
         show(name, *ratio(device, cpu, rounds, repeats), budget)
     print("By hand, against the library on the device:")
-    for name, (device, library, repeats, budget) in operators.by_hand().items():
+    for name, (device, library, repeats, budget) in (
+        operators.by_hand() | custom_operators.cases()
+    ).items():
         show(name, *ratio(device, library, rounds, repeats), budget)
     beside = operators.plain(rounds)
     print(f"{'plain CPU work beside the backend':36}{beside:9.2f}, of 1.02")
