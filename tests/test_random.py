@@ -682,7 +682,6 @@ BAD = {
     "no draws": lambda x: torch.multinomial(x + 1, 0),
     "too many draws": lambda x: torch.multinomial(x + 1, 4),
     "weights of int": lambda x: torch.multinomial((x + 1).int(), 2),
-    "no weight": lambda x: torch.multinomial(x, 2),
     "weights of dimensions": lambda x: torch.multinomial(x.view(3, 1, 1), 1),
     "dropout": lambda x: functional.dropout(x, 1.5),
     "native_dropout": lambda x: torch.native_dropout(x, 1.5, True),
@@ -728,3 +727,13 @@ def test_the_backward_of_dropout_refuses_a_mask_of_another_device(other):
     mask = torch.ones(4, dtype=torch.bool, device=other)
     with pytest.raises(RuntimeError, match="same device"):
         torch.ops.aten.native_dropout_backward(gradient, mask, 2.0)
+
+
+def test_weights_without_a_sum_are_told_by_the_next_wait():
+    x = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="sum of probabilities"):
+        torch.multinomial(x, 2)
+    torch.multinomial(x.to("openreg"), 2)  # the values are looked at later
+    with pytest.raises(torch.AcceleratorError, match="sum of probabilities"):
+        openreg.synchronize()
+    openreg.synchronize()
