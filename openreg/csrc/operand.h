@@ -35,7 +35,7 @@ class Operand {
   explicit Operand(const at::Tensor& tensor);
 
   // The tensor over the device's memory: on an engine's thread only, while the
-  // operand stays where it is. In a trial, a small one that stands for it.
+  // operand stays where it is. In a trial, zeros that stand for it.
   at::Tensor view() const;
 
   // Whether a view still has the strides that it was given.
