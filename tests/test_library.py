@@ -284,6 +284,140 @@ def test_a_result_that_the_library_lays_out_anew_is_right():
     )
 
 
+# ------------------------------------------------------- indices of the CPU
+
+
+@pytest.mark.parametrize("device", ["openreg:0", "openreg:1"])
+def test_indices_of_the_cpu_are_taken_along(device):
+    x = torch.arange(12.0).reshape(3, 4)
+    d, i = x.to(device), torch.tensor([2, 0])
+    uses = {
+        "rows": lambda t, _: t[i],
+        "columns": lambda t, _: t[:, i],
+        "mixed": lambda t, where: t[i, i.to(where)],
+        "mask": lambda t, _: t[x > 5],
+        "out": lambda t, where: torch.ops.aten.index.Tensor_out(
+            t, [i], out=torch.empty(0, device=where)
+        ),
+        "put": lambda t, _: t.clone().index_put_((i,), torch.tensor(7.0)),
+        "accumulate": lambda t, _: t.clone().index_put_(
+            (i,), t[:2], accumulate=True
+        ),
+    }
+    for name, use in uses.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that `out` is resized
+            ours, theirs = use(d, device), use(x, "cpu")
+        assert ours.device == torch.device(device), name
+        assert torch.equal(ours.cpu(), theirs), name
+    with pytest.raises(RuntimeError, match="same device"):
+        x[i.to(device)]
+
+
+# ------------------------------------------------- the short way of plain calls
+
+FLOATS, INTEGERS = (
+    torch.arange(6.0).reshape(2, 3),
+    torch.arange(6).reshape(2, 3),
+)
+PLAIN = {
+    "one dtype": lambda x, i: [
+        x + x,
+        i + i,
+        x == x,
+        i / i.add(1),
+        torch.sin(i),
+    ],
+    "two dtypes": lambda x, i: [
+        x + i,
+        i + x,
+        x * x.half(),
+        i < x,
+        i.bool() & i,
+    ],
+    "numbers": lambda x, i: [
+        torch.add(i, i, alpha=2),
+        torch.add(x, i, alpha=0.5),
+        torch.clamp_min(i, 2),
+        torch.clamp_min(i, 2.5),
+        torch.clamp_min(i, True),
+        i == 2.5,
+        torch.lerp(x, x + 1, 0.25),
+    ],
+    "other forms": lambda x, i: [
+        x + x[:1],
+        x.T + x.T,
+        x[:, 1:] * x[:, 1:],
+        x[:, ::2] - i[:, ::2],
+        x[:0] + x[:0],
+        x.sum() + x.sum(),
+        x + x.sum(),
+    ],
+    "layouts": lambda x, i: [
+        torch.exp(
+            x.expand(4, 5, 2, 3).contiguous(memory_format=torch.channels_last)
+        ),
+        x.expand(4, 1, 2, 3).clone(memory_format=torch.channels_last) + 1,
+    ],
+}
+
+
+@pytest.mark.parametrize("calls", PLAIN.values(), ids=PLAIN.keys())
+@pytest.mark.parametrize("device", ["openreg:0", "openreg:1"])
+def test_a_call_is_the_same_the_second_time(device, calls):
+    theirs = calls(FLOATS, INTEGERS)
+    for current in (0, 1, 0):
+        with torch.openreg.device(current):
+            ours = calls(FLOATS.to(device), INTEGERS.to(device))
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a.dtype, a.device) == (b.dtype, torch.device(device))
+            assert a.stride() == b.stride()
+            assert torch.equal(a.cpu(), b)
+
+
+def test_a_plain_call_is_checked_each_time():
+    i = INTEGERS.to("openreg")
+    mask = i > 2
+    for _ in range(2):
+        torch.add(i, i, alpha=2)
+        with pytest.raises(RuntimeError, match="alpha"):
+            torch.add(i, i, alpha=0.5)
+        with pytest.raises(RuntimeError, match="bool"):
+            mask - mask
+        with pytest.raises(RuntimeError, match="must match"):
+            i + i.T
+        with pytest.raises(RuntimeError, match="same device"):
+            i + i.to("openreg:1")
+
+
+# ---------------------------------------------------------------- wrong dtypes
+
+INDEX = torch.tensor([0.0, 1.0])
+WRONG = {
+    "two dtypes": lambda d: torch.mm(FLOATS.to(d), FLOATS.T.double().to(d)),
+    "index": lambda d: FLOATS.to(d).index_select(0, INDEX.to(d)),
+    "class": lambda d: FLOATS.to(d).index_fill_(0, INDEX.to(d), 1.0),
+    "mask": lambda d: FLOATS.to(d).masked_fill_(FLOATS.to(d), 1.0),
+    "parameter": lambda d: functional.layer_norm(
+        FLOATS.to(d), (3,), torch.ones(3, device=d).double()
+    ),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_wrong_dtypes_are_refused_at_the_call(call):
+    with pytest.raises((RuntimeError, IndexError)) as theirs:
+        call("cpu")
+    for _ in range(2):
+        with pytest.raises(theirs.type) as ours:
+            call("openreg")
+        assert (
+            str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+        )
+        assert ours.type is theirs.type
+        torch.openreg.synchronize()
+
+
 # ------------------------------------------------------- made of other kernels
 
 

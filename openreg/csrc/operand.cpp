@@ -28,10 +28,10 @@ Operand::Operand(const at::Tensor& tensor) {
   if (impl->device_type() == c10::DeviceType::PrivateUse1) {
     const c10::Storage& storage = impl->storage();
     kind_ = Kind::Device;
-    bytes_ = storage.nbytes();
+    storage_.bytes = storage.nbytes();
     offset_ = impl->storage_offset();
     if (const void* const data = storage.data()) {
-      begin_ = static_cast<const char*>(data) + backingOffset();
+      storage_.begin = static_cast<const char*>(data) + backingOffset();
     }
     return;
   }
@@ -43,6 +43,7 @@ Operand::Operand(const at::Tensor& tensor) {
       "! A kernel takes only a CPU tensor of no dimensions along");
   kind_ = Kind::Value;
   number_ = impl->is_wrapped_number();
+  value_ = {};
   std::memcpy(value_.data(), tensor.const_data_ptr(), dtype_.itemsize());
 }
 // [/kernels: take]
@@ -58,10 +59,10 @@ at::Tensor Operand::view() const {
   // A storage of its own: that two tensors share one is something that library
   // functions ask about, and decide by.
   const bool onDevice = kind_ == Kind::Device;
-  const void* const data = onDevice ? begin_ : value_.data();
+  const void* const data = onDevice ? storage_.begin : value_.data();
   c10::Storage storage(
       c10::Storage::use_byte_size_t(),
-      onDevice ? bytes_ : dtype_.itemsize(),
+      onDevice ? storage_.bytes : dtype_.itemsize(),
       c10::DataPtr(const_cast<void*>(data), c10::kCPU));
   at::Tensor result = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype_);
@@ -142,10 +143,21 @@ std::vector<Operand> keep(at::TensorList tensors) {
   return keep(at::ITensorListRef(tensors));
 }
 
+// Indices may be the CPU's, on every device. A copy is taken along, whose
+// memory the order of the stream keeps.
+template <typename MaybeTensor>
+std::optional<Operand> keepIndex(const MaybeTensor& tensor) {
+  if (!tensor.has_value() || !tensor->defined() || !tensor->is_cpu() ||
+      tensor->dim() == 0) {
+    return keep(tensor);
+  }
+  return Operand(tensor->to(c10::Device(c10::kPrivateUse1, currentDevice())));
+}
+
 Indices keep(const c10::List<std::optional<at::Tensor>>& tensors) {
   Indices result;
   for (const std::optional<at::Tensor>& tensor : tensors) {
-    result.operands.push_back(keep(tensor));
+    result.operands.push_back(keepIndex(tensor));
   }
   return result;
 }
@@ -153,7 +165,7 @@ Indices keep(const c10::List<std::optional<at::Tensor>>& tensors) {
 Indices keep(const at::IOptTensorListRef& tensors) {
   Indices result;
   for (const at::OptionalTensorRef& tensor : tensors) {
-    result.operands.push_back(keep(tensor));
+    result.operands.push_back(keepIndex(tensor));
   }
   return result;
 }

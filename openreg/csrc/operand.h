@@ -26,7 +26,7 @@
 namespace openreg {
 
 // [kernels: operand]
-// What a kernel has to know of a tensor: 160 bytes, no reference counts.
+// What a kernel has to know of a tensor: 128 bytes, no reference counts.
 class Operand {
  public:
   // Undefined, a tensor of any openreg device, or a CPU tensor of no
@@ -46,16 +46,21 @@ class Operand {
 
   enum class Kind : std::uint8_t { Undefined, Device, Value };
 
-  const char* begin_ = nullptr; // Device: of the storage, as kernels see it
-  std::size_t bytes_ = 0;       // Device: of the storage
-  std::int64_t offset_ = 0;     // Device: elements from there
+  struct Storage {
+    const char* begin = nullptr; // as kernels see it
+    std::size_t bytes = 0;
+  };
+  union {
+    Storage storage_{};                      // Device
+    alignas(16) std::array<char, 16> value_; // Value: the element
+  };
+  std::int64_t offset_ = 0; // Device: elements from the storage's begin
+  c10::impl::SizesAndStrides shape_;
   caffe2::TypeMeta dtype_;
   Kind kind_ = Kind::Undefined;
   bool conj_ = false;
   bool neg_ = false;
   bool number_ = false; // a Python number, which is weak in type promotion
-  c10::impl::SizesAndStrides shape_;
-  alignas(16) std::array<char, 16> value_{}; // Value: the element
 };
 // [/kernels: operand]
 

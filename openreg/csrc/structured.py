@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torchgen
 import yaml
-from torchgen.api import meta, structured
+from torchgen.api import meta, native, structured
 from torchgen.api.types import Binding, CppSignatureGroup
 from torchgen.context import native_function_manager
 from torchgen.dest import RegisterDispatchKey
@@ -42,6 +42,26 @@ PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 COPIED = {"mse_loss", "smooth_l1_loss"}
 # Their kernels lay the result out as the input, in spite of the meta function.
 RESTRIDED = {"replication_pad2d", "replication_pad3d"}
+# Elementwise operators with numbers that choose nothing but the dtype.
+NUMBERS = {
+    *(
+        "add_Tensor",
+        "sub_Tensor",
+        "addcdiv",
+        "addcmul",
+        "clamp_max",
+        "clamp_min",
+    ),
+    *(
+        "eq_Scalar",
+        "ge_Scalar",
+        "gt_Scalar",
+        "le_Scalar",
+        "lt_Scalar",
+        "ne_Scalar",
+    ),
+    *("lerp_Scalar", "threshold", "threshold_backward"),
+}
 LISTED = Path(__file__).with_suffix(".yaml")
 MODEL = DispatchKey.XPU  # whose wrappers have the shape that we need
 
@@ -55,6 +75,7 @@ HEAD = """\
 #include <torch/library.h>
 
 #include "openreg/csrc/operand.h"
+#include "openreg/csrc/plain.h"
 #include "openreg/csrc/trial.h"
 """
 
@@ -162,18 +183,21 @@ def kernel(group: NativeFunctionsGroup) -> str:
         )
     choosing = ", ".join(name for name in names if name not in early)
     look_on = ""
+    static = "" if given else "static "
+    parameters = bindings(structured.impl_arguments(group))
     forwarded = ", ".join(argument.name for argument in given)
     if given:
         look_on = f"""
   auto meta({bindings(given)}) {{
+    auto result = at::meta::structured_{name}::meta({forwarded});
     {" ".join(f"{a.name}_.emplace(keep({a.name}));" for a in given)}
-    return at::meta::structured_{name}::meta({forwarded});
+    return result;
   }}
   {" ".join(f"std::optional<Kept<{a.type}>> {a.name}_;" for a in given)}"""
     return f"""
 constexpr char k_{name}[] = "{out.func.name}";
 struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
-  void impl({bindings(structured.impl_arguments(group))}) {{
+  {static}void impl({parameters}) {{
     {before}
     launchTried<k_{name}>(
         signatureOf({choosing}),
@@ -187,12 +211,50 @@ struct structured_{name}_openreg : at::meta::structured_{name} {{{look_on}
 # [/kernels: kernel]
 
 
+# [kernels: shortcut]
+def elementwise(group: NativeFunctionsGroup) -> bool:
+    """Whether the sizes and dtypes of the inputs say all of the result."""
+    types = {str(a.type) for a in group.functional.func.arguments.flat_all}
+    return (
+        group.out.structured_inherits == "TensorIteratorBase"
+        and not group.out.precomputed
+        and (types == {"Tensor"} or meta.name(group) in NUMBERS)
+    )
+
+
+def shortcut(group: NativeFunctionsGroup) -> str:
+    """The functional form that asks its meta function only where it must."""
+    name = meta.name(group)
+    arguments = native.arguments(group.functional.func, symint=False)
+    names = ", ".join(argument.name for argument in arguments)
+    return f"""
+Tensor plain_{name}({bindings(arguments)}) {{
+  static openreg::ResultTypes types;
+  if (!openreg::isPlain({names})) {{
+    return wrapper_XPU_{name}({names});
+  }}
+  const auto signature = openreg::ResultTypes::of({names});
+  if (const auto dtype = types.find(signature)) {{
+    Tensor result = openreg::newResult({arguments[0].name}.sizes(), *dtype);
+    openreg::structured_{name}_openreg::impl({names}, result);
+    return result;
+  }}
+  Tensor result = wrapper_XPU_{name}({names});
+  types.add(signature, result.scalar_type());
+  return result;
+}}"""
+
+
+# [/kernels: shortcut]
+
+
 # [kernels: file]
 def source(
     headers: Sequence[str],
     kernels: Sequence[str],
     index: BackendIndex,
     functions: Sequence[NativeFunction | NativeFunctionsGroup],
+    shortcuts: Sequence[str] = (),
 ) -> str:
     """One C++ file: kernels, torchgen's wrappers, their registration."""
 
@@ -221,6 +283,7 @@ def source(
         "using namespace at;",
         *gen_registration_helpers(index),
         *written(Target.ANONYMOUS_DEFINITION),
+        *shortcuts,
         f"TORCH_LIBRARY_IMPL(aten, {index.dispatch_key}, m) {{",
         *written(Target.REGISTRATION),
         "}",
@@ -256,7 +319,13 @@ def file(part: Sequence[NativeFunctionsGroup]) -> str:
         for base in bases
         for kind in ("meta", "cpu_dispatch")
     ]
-    return source(headers, kernels, index, part)
+    short = [group for group in part if elementwise(group)]
+    text = source(headers, kernels, index, part, [*map(shortcut, short)])
+    for name in map(meta.name, short):
+        text = text.replace(
+            f"TORCH_FN(wrapper_PrivateUse1_{name})", f"TORCH_FN(plain_{name})"
+        )
+    return text
 
 
 # [/kernels: file]

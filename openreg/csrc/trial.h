@@ -5,9 +5,9 @@
 // it runs on an engine, later: its error would reach a line that has nothing
 // to do with it. So the first call of an operator with a combination of dtypes
 // tries the kernel on the host, on zeros, and on one element in place of large
-// tensors. That the kernel is "not implemented for" something is raised there
-// and then. Every other error of a trial is dropped, for it may be about what
-// was made up.
+// tensors. That the kernel is "not implemented for" something, or wants other
+// dtypes than these, is raised there and then. Every other error of a trial is
+// dropped, for it may be about what was made up.
 #pragma once
 
 #include <ATen/core/IListRef.h>
@@ -43,7 +43,7 @@ class Trial {
   static void setInconclusive();
 
   // Runs the kernel. False if that proved nothing; throws
-  // c10::NotImplementedError.
+  // c10::NotImplementedError, and what errors there are about dtypes.
   static bool passes(c10::function_ref<void()> kernel);
 };
 // [/kernels: trial]

@@ -39,6 +39,12 @@ Command& CommandQueue::push(Command&& command, std::size_t payload) {
   auto* placed = new (last_->data + write_) Command(std::move(command));
   placed->bytes = static_cast<std::uint32_t>(bytes);
   write_ += bytes;
+  // The engine has read here last, a chunk ago: ask for the cache lines of the
+  // next command before it is there to wait for them.
+  constexpr std::size_t kLine = 64;
+  for (std::size_t ahead = 0; ahead < bytes; ahead += kLine) {
+    __builtin_prefetch(last_->data + write_ + ahead, 1);
+  }
   return *placed;
 }
 

@@ -96,14 +96,18 @@ class Stream {
   bool destroyed_ = false; // under producers_
   CommandQueue queue_;
 
-  // How many commands were ever queued, and how many are done. The producer
-  // writes one and the engine the other, so they live on different cache
-  // lines, and on another than the state, which both read at every command.
+  // How many commands were ever queued, and how many are done; "work" is the
+  // kernels and copies among them, which a failure drops: records, waits and
+  // frees take place all the same. What a producer writes, what the engine
+  // writes and what both read are on cache lines of their own: a line that
+  // both write travels between two cores with each launch.
   alignas(64) std::atomic<std::uint64_t> queued_{0};
+  std::atomic<std::uint64_t> queuedWork_{0};
   alignas(64) std::atomic<std::uint64_t> done_{0};
+  std::atomic<std::uint64_t> startedWork_{0};
+  std::uint64_t known_ = 0; // queued_ as the engine last read it
   alignas(64) std::atomic<State> state_{State::Idle};
 
-  std::uint64_t known_ = 0; // queued_ as the engine last read it
   // The earliest count of done commands a host thread sleeps for; waking one
   // for every command would cost more than the command.
   std::atomic<std::uint64_t> wakeAt_{kNever};
@@ -113,10 +117,6 @@ class Stream {
   std::uint64_t skipUntil_ = 0;       // commands up to this one do not run
   std::shared_ptr<Failure> reported_; // because of which
   std::atomic<bool> mayFail_{false};  // false: the two above need no look
-  // Kernels and copies only, which a failure drops; records, waits and frees
-  // take place all the same.
-  std::atomic<std::uint64_t> queuedWork_{0};
-  std::atomic<std::uint64_t> startedWork_{0};
 };
 
 // The stream behind a handle, null meaning the current device's default one.
