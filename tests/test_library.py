@@ -418,6 +418,30 @@ def test_wrong_dtypes_are_refused_at_the_call(call):
         torch.openreg.synchronize()
 
 
+# ------------------------------------------------------- numbers of the CPU
+
+NUMBER = torch.tensor(0.5)
+TAKES_A_NUMBER = {
+    "masked_fill_": lambda x: x.clone().masked_fill_(x > 1, NUMBER),
+    "masked_fill": lambda x: x.masked_fill(x > 1, NUMBER),
+    "where": lambda x: torch.where(x > 1, x, NUMBER),
+    "where, both": lambda x: torch.where(x > 1, NUMBER.double(), NUMBER),
+    "index_fill": lambda x: x.index_fill(0, (x[:, 0] > 1).long(), NUMBER),
+    "copysign": lambda x: torch.copysign(x, NUMBER),
+    "bucketize": lambda x: torch.bucketize(x.flatten(), x[0]),
+    "types": lambda x: (x > 1).long() * NUMBER,
+}
+
+
+@pytest.mark.parametrize("call", TAKES_A_NUMBER.values(), ids=TAKES_A_NUMBER)
+def test_a_number_of_the_cpu_is_taken_along(call):
+    theirs = call(FLOATS)
+    for _ in range(2):
+        ours = call(FLOATS.to("openreg"))
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours.cpu(), theirs)
+
+
 # ------------------------------------------------------- made of other kernels
 
 

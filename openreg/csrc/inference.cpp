@@ -41,13 +41,17 @@ std::int64_t bitsOf(double value) {
 
 // [kernels: meta-of]
 at::Tensor metaOf(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.is_cpu()) {
-    return tensor; // a number
+  if (!tensor.defined() || (tensor.is_cpu() && tensor.dim() > 0)) {
+    return tensor; // indices
   }
   at::Tensor result = at::empty_strided(
       tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
   result._set_conj(tensor.is_conj());
   result._set_neg(tensor.is_neg());
+  // A number of the CPU is one of the device's by the time the kernel runs.
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    result.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   return result;
 }
 // [/kernels: meta-of]
