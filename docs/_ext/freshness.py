@@ -24,12 +24,8 @@ def page_fingerprint(chapter: str) -> str:
     if "finished" in text:
         names.append(marks.CHAPTERS[-1])  # %%finished, stages.finished()
     states = map(stages.fingerprint, names)
-    scripts = sorted(
-        path
-        for path in (marks.ROOT / "chapters" / "scripts").rglob("*")
-        if path.suffix in {".py", ".cpp"}
-    )
-    beside = [*scripts, marks.ROOT / "chapters" / "matplotlibrc"]
+    scripts = (marks.ROOT / "chapters" / "scripts").rglob("*.[cp]*[py]")
+    beside = [*sorted(scripts), marks.ROOT / "chapters" / "matplotlibrc"]
     beside += map(marks.ROOT.joinpath, re.findall(r"[\w/]+\.tsv", text))
     return stages.digest(*states, *(path.read_text() for path in beside))
 
