@@ -147,6 +147,10 @@ from openreg import dlpack, parallel, tiles
 from openreg.tiles import is_tiled, to_strided, to_tiled
 
 # [/frontend: tiles-exports]
+# [autograd: exports]
+from openreg import _engine_threads
+
+# [/autograd: exports]
 # [fallback: exports]
 from openreg import fallback
 from openreg.fallback import fallback_count, fallbacks

@@ -393,16 +393,76 @@ def test_a_backward_inside_of_a_backward():
     assert x.grad.tolist() == [60.0] * 3
 
 
-def test_processes_end_well_after_a_backward():
-    text = """
+# One core, on which the engine's threads run when nothing else does: the last
+# backward returns before they have dropped its state.
+LATE_THREADS = """
+import os
+from pathlib import Path
+
+def delay_the_engine():
+    core = {min(os.sched_getaffinity(0))}
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), core)
+        if (task / "comm").read_text().startswith("pt_autograd"):
+            os.sched_setscheduler(
+                int(task.name), os.SCHED_IDLE, os.sched_param(0)
+            )
+"""
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "torch.set_default_device('openreg')",
+        "torch.set_grad_enabled(False)",
+    ],
+    ids=["plain", "default-device", "no-grad"],
+)
+def test_processes_end_well_after_a_backward(after):
+    text = LATE_THREADS + textwrap.dedent(f"""
     import torch, openreg
     layer = torch.nn.Conv2d(1, 1, 2).to("openreg:1")
-    layer(torch.ones(1, 1, 4, 4, device="openreg:1")).sum().backward()
-    """
-    for _ in range(2):
+    x = torch.ones(1, 1, 4, 4, device="openreg:1")
+    layer(x).sum().backward()
+    delay_the_engine()
+    layer(x).sum().backward()
+    {after}
+    """)
+    for _ in range(3):
         done = script(text)
         assert done.returncode == 0, done.stderr
         assert not done.stderr
+
+
+def test_a_process_with_a_broken_device_ends_well_after_a_backward():
+    done = script("""
+    import torch, openreg
+    x = torch.ones(3, device="openreg:1", requires_grad=True)
+    x.sum().backward()
+    try:
+        x.detach()[torch.full((3,), 7, device="openreg:1")].tolist()
+    except torch.AcceleratorError as error:
+        print("refused:", error)
+    """)
+    assert done.returncode == 0, done.stderr
+    assert "out of bounds" in done.stdout
+    assert not done.stderr
+
+
+def test_no_engine_is_started_to_end_a_process():
+    done = script("""
+    import atexit, os
+    from pathlib import Path
+    import torch, openreg
+    finish = openreg._engine_threads.finish
+    assert not openreg._engine_threads._have_started()
+    finish()
+    tasks = Path("/proc/self/task").iterdir()
+    names = [(task / "comm").read_text() for task in tasks]
+    assert not any(name.startswith("pt_autograd") for name in names), names
+    """)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_backward_kernel_that_fails_is_reported_once():
