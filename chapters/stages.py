@@ -45,7 +45,6 @@ DRIVER = [*DRIVER.split(), "-Werror", "-Wno-unused-parameter"]
 HEADERS = [Path(sysconfig.get_paths()["include"]), TORCH / "include"]
 HEADERS.append(TORCH / "include" / "torch" / "csrc" / "api" / "include")
 CSRC = [f"-isystem{path}" for path in HEADERS]
-CSRC.append(f'-DOPENREG_TORCH_VERSION="{PUBLIC}"')
 CSRC.append(f"-ffile-prefix-map={TORCH}/=torch/")
 FLAGS = {"driver": DRIVER, "csrc": [*DRIVER, *CSRC]}
 LIBRARIES = {

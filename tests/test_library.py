@@ -262,7 +262,29 @@ LAID_OUT = {
     "integers": lambda d: functional.conv2d(
         LAST.to(d, torch.int64), torch.ones(2, 4, 3, 3).to(d, torch.int64)
     ),
+    "reflect 3d": lambda d: functional.pad(
+        LAST_3D.to(d), (1, 1, 1, 1, 1, 1), mode="reflect"
+    ),
+    "not": lambda d: LAST[:, :, :1].to(d).logical_not(),
+    **{
+        f"backward of {name}": lambda d, loss=loss: gradient_of(loss, d)
+        for name, loss in {
+            "hardswish": functional.hardswish,
+            "relu6": functional.relu6,
+            "mse": lambda x: functional.mse_loss(x, x.detach() + 1),
+            "batch norm": lambda x: functional.batch_norm(
+                x, None, None, training=True
+            ),
+            "nansum": lambda x: torch.nansum(x[:, :, :1]),
+        }.items()
+    },
 }
+
+
+def gradient_of(loss, device):
+    x = LAST.clone().to(device).requires_grad_()
+    loss(x).sum().backward()
+    return x.grad
 
 
 @pytest.mark.parametrize("name", LAID_OUT)
@@ -282,6 +304,145 @@ def test_a_result_that_the_library_lays_out_anew_is_right():
     torch.testing.assert_close(
         out.cpu(), functional.pad(LAST, (1, 2, 0, 1), mode="replicate")
     )
+
+
+# --------------------------------------- what the meta kernel does not know
+
+SQUARE = torch.eye(3) + torch.arange(9.0).reshape(3, 3) / 9
+MATRICES = SQUARE.to(torch.complex128) * (1 + 0.5j)
+
+
+def into(operator, *out):
+    """The operator with these `out=` arguments, and what became of them."""
+
+    def call(device):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that `out` is resized
+            outs = [x.clone().to(device) for x in out]
+            operator(device, outs)
+        return outs
+
+    return call
+
+
+def lu_solve(device, **options):
+    factors, pivots = torch.linalg.lu_factor(MATRICES)
+    given = factors.to(device), pivots.to(device), MATRICES.to(device)
+    return torch.linalg.lu_solve(*given, **options)
+
+
+AS_THE_CPU = {
+    "cholesky of a number": lambda d: torch.cholesky(torch.ones((), device=d)),
+    "exponential of a number": lambda d: torch.matrix_exp(
+        torch.ones((), device=d)
+    ),
+    "a grid of numbers": lambda d: torch.grid_sampler_2d(
+        torch.ones((), device=d), torch.ones((), device=d), 0, 0, False
+    ),
+    "sum into booleans": into(
+        lambda d, out: torch.nansum(torch.ones(2, 3).bool().to(d), out=out[0]),
+        torch.empty((), dtype=torch.bool),
+    ),
+    "loss of nothing": lambda d: gradient_of(
+        lambda x: functional.mse_loss(x[:0], x[:0].detach()), d
+    ),
+    "half layer norm": lambda d: torch.native_layer_norm(
+        SQUARE.to(d, torch.bfloat16), [3], None, None, 1e-5
+    ),
+    "in place, smaller": lambda d: torch.ones(1, device=d).logical_and_(
+        torch.ones(3, device=d)
+    ),
+    "in place, a number": lambda d: torch.ones((), device=d).addr_(
+        torch.ones(3, device=d), torch.ones(2, device=d)
+    ),
+    "in place, triangle": lambda d: LAST.clone().to(d).tril_(),
+    "in place, other triangle": lambda d: LAST.clone().to(d).triu_(1),
+    "in place, conjugate": lambda d: MATRICES.clone().to(d).conj_physical_(),
+    "mode": into(
+        lambda d, out: torch.mode(SQUARE.to(d), out=out),
+        torch.empty(2),
+        torch.empty(0, dtype=torch.int64),
+    ),
+    "complex singular values": into(
+        lambda d, out: torch.svd(MATRICES.to(d), out=out),
+        torch.empty(0, dtype=torch.complex128),
+        torch.empty(0, dtype=torch.float64),
+        torch.empty(0, dtype=torch.complex128),
+    ),
+    **{
+        f"householder into {size}": into(
+            lambda d, out: torch.linalg.householder_product(
+                SQUARE.to(d), torch.ones(3, device=d), out=out[0]
+            ),
+            torch.empty(size),
+        )
+        for size in (0, 5)
+    },
+    **{
+        f"batch norm into {size}, {training}": into(
+            lambda d, out, training=training: torch.native_batch_norm(
+                LAST.to(d), *[None] * 2, *ones(d), training, 0.1, 1e-5, out=out
+            ),
+            *[torch.empty(size)] * 3,
+        )
+        for size in (0, 5)
+        for training in (True, False)
+    },
+    **{
+        f"factors {left} {adjoint}": lambda d, left=left, adjoint=adjoint: (
+            lu_solve(d, left=left, adjoint=adjoint)
+        )
+        for left in (True, False)
+        for adjoint in (True, False)
+    },
+}
+
+
+def ones(device):
+    return torch.ones(4, device=device), torch.ones(4, device=device)
+
+
+@pytest.mark.parametrize("name", AS_THE_CPU)
+def test_the_library_has_the_last_word(name):
+    def outcome(device):
+        try:
+            return AS_THE_CPU[name](device)
+        except Exception as error:
+            return error
+
+    theirs = outcome("cpu")
+    for _ in range(2):
+        ours = outcome("openreg")
+        if isinstance(theirs, Exception):
+            assert type(ours) is type(theirs), ours
+            continue
+        pairs = zip(
+            *[
+                x if isinstance(x, (list, tuple)) else [x]
+                for x in (ours, theirs)
+            ],
+            strict=True,
+        )
+        for one, other in pairs:
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert one.stride() == other.stride() or one.numel() == 0
+            torch.testing.assert_close(one.cpu(), other.resolve_conj())
+
+
+def test_what_is_refused_is_refused_in_the_cpus_words():
+    number = torch.ones((), device="openreg")
+    with pytest.raises(RuntimeError, match="input tensor A must have at least"):
+        torch.cholesky(number)
+    openreg.set_sync_debug_mode("error")  # the error is not hidden by the wait
+    try:
+        with pytest.raises(RuntimeError, match="input tensor A must have"):
+            torch.cholesky(number)
+    finally:
+        openreg.set_sync_debug_mode("default")
+    x = torch.arange(4.0, device="openreg")
+    with pytest.raises(RuntimeError, match="memory location"):
+        torch.take(x, torch.tensor([1, 0, 3, 2], device="openreg"), out=x)
+    assert x.tolist() == [0, 1, 2, 3]
 
 
 # ------------------------------------------------------- indices of the CPU

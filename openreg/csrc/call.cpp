@@ -2,6 +2,7 @@
 #include "openreg/csrc/call.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <mutex>
 #include <string>
@@ -98,6 +99,11 @@ Call::Call(const c10::OperatorHandle& op, const Stack& arguments)
 
 void Call::addOutput(const c10::IValue& output) {
   outputs_.push_back(keepValue(output));
+}
+
+void Call::setAnyOut(std::size_t argument, c10::ScalarType dtype) {
+  arguments_[argument] =
+      c10::IValue(at::empty({0}, at::TensorOptions(c10::kCPU).dtype(dtype)));
 }
 
 // [kernels: boxed-body]

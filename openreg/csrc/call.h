@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <cstddef>
 #include <exception>
 #include <memory>
 #include <variant>
@@ -36,6 +37,9 @@ class Call {
 
   // Where the library's next result belongs: a fresh tensor or an argument.
   void addOutput(const c10::IValue& output);
+
+  // Lets the library make this `out=` argument, in the size that it wants.
+  void setAnyOut(std::size_t argument, c10::ScalarType dtype);
 
   // Tries the call on the host if the dtypes of its arguments are new to the
   // operator: see trial.h.

@@ -6,6 +6,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -119,6 +121,29 @@ c10::IValue allocateLike(const c10::IValue& form, c10::Device device) {
 }
 // [/kernels: boxed-allocate]
 
+// [kernels: boxed-fit]
+// Makes room in an `out=` argument. One that is an input too keeps its size,
+// and one that was empty is laid out as the operator likes.
+void fit(
+    const Request& request, const at::Tensor& out, const at::Tensor& form) {
+  const bool isInput =
+      std::ranges::count_if(request.arguments, [&](const c10::IValue& each) {
+        return each.isTensor() && each.toTensor().is_same(out);
+      }) > 1;
+  TORCH_CHECK(
+      !isInput || out.sizes() == form.sizes(),
+      "output with shape ",
+      out.sizes(),
+      " doesn't match the broadcast shape ",
+      form.sizes());
+  const bool isEmpty = out.numel() == 0;
+  if (at::native::resize_output(out, form.sizes()) && isEmpty &&
+      form.is_non_overlapping_and_dense()) {
+    out.as_strided_(form.sizes(), form.strides());
+  }
+}
+// [/kernels: boxed-fit]
+
 // [kernels: boxed-queue]
 // The call, when the form of its results is known.
 Stack queue(const Request& request, const Form& form, bool isNew) {
@@ -126,8 +151,7 @@ Stack queue(const Request& request, const Form& form, bool isNew) {
   for (std::size_t i = 0; i < form->size(); ++i) {
     if (const c10::IValue* const written = request.written(i)) {
       if (request.isOut(i)) {
-        const at::Tensor& out = written->toTensor();
-        at::native::resize_output(out, (*form)[i].toTensor().sizes());
+        fit(request, written->toTensor(), (*form)[i].toTensor());
       }
       results.push_back(*written);
     } else {
@@ -149,14 +173,26 @@ Stack queue(const Request& request, const Form& form, bool isNew) {
 // [kernels: boxed-wait]
 // The call, when its results must be seen.
 Stack waitFor(const Request& request) {
-  Stack results = Call(request.op, request.arguments).launchAndWait();
+  Call call(request.op, request.arguments);
+  for (std::size_t i = 0; i < request.arguments.size(); ++i) {
+    if (request.schema.arguments()[i].is_out()) {
+      // How large it must be is not known yet.
+      call.setAnyOut(i, request.arguments[i].toTensor().scalar_type());
+    }
+  }
+  Stack results = std::move(call).launchAndWait();
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (const c10::IValue* const written = request.written(i)) {
+    const c10::IValue* const written = request.written(i);
+    if (written != nullptr && !request.isOut(i)) {
       results[i] = *written;
       continue;
     }
-    const c10::IValue found =
-        std::exchange(results[i], allocateLike(results[i], request.device()));
+    const c10::IValue found = results[i];
+    if (written != nullptr) {
+      fit(request, written->toTensor(), found.toTensor());
+    }
+    results[i] =
+        written != nullptr ? *written : allocateLike(found, request.device());
     if (!found.isTensor() && !found.isTensorList()) {
       continue;
     }
@@ -168,6 +204,36 @@ Stack waitFor(const Request& request) {
   return results;
 }
 // [/kernels: boxed-wait]
+
+// [kernels: ask-meta]
+// The results of the operator's `Meta` kernel, and nothing if it refuses the
+// call. Some of them are written in Python and take less than the library, or
+// say it in other words: the library decides.
+Form askMeta(const Request& request) {
+  auto asked = std::make_shared<Stack>();
+  for (const c10::IValue& value : request.arguments) {
+    asked->push_back(metaOf(value));
+  }
+  try {
+    request.op.callBoxed(*asked);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+  return asked;
+}
+// [/kernels: ask-meta]
+
+// Whether all tensors are laid out row by row, in one of the precise dtypes.
+bool isOrdinary(const Stack& arguments) {
+  return std::ranges::all_of(arguments, [](const c10::IValue& each) {
+    if (!each.isTensor() || !each.toTensor().defined()) {
+      return true;
+    }
+    const at::Tensor& tensor = each.toTensor();
+    return tensor.is_contiguous() &&
+           !c10::isReducedFloatingType(tensor.scalar_type());
+  });
+}
 
 } // namespace
 
@@ -193,12 +259,12 @@ void inferredKernel(const c10::OperatorHandle& op, Stack* stack) {
   Form form = description.has_value() ? recall(*description) : nullptr;
   const bool isNew = form == nullptr;
   if (isNew) {
-    auto asked = std::make_shared<Stack>();
-    for (const c10::IValue& value : request.arguments) {
-      asked->push_back(metaOf(value));
+    form = askMeta(request);
+    if (form == nullptr) {
+      request.answer(stack, waitFor(request)); // which may refuse it too
+      noteWait("a call that the operator's meta kernel refuses");
+      return;
     }
-    op.callBoxed(*asked);
-    form = std::move(asked);
   }
   request.answer(stack, queue(request, form, isNew));
   if (isNew && description.has_value()) { // nothing has refused the call
@@ -229,6 +295,15 @@ void learnedKernel(const c10::OperatorHandle& op, Stack* stack) {
   request.answer(stack, std::move(results));
 }
 // [/kernels: learned]
+
+// [kernels: arranged]
+void arrangedKernel(const c10::OperatorHandle& op, Stack* stack) {
+  const auto arguments =
+      torch::jit::last(*stack, op.schema().arguments().size());
+  const bool ordinary = isOrdinary(arguments.vec());
+  (ordinary ? inferredKernel : learnedKernel)(op, stack);
+}
+// [/kernels: arranged]
 
 // [kernels: dependent]
 void dependentKernel(const c10::OperatorHandle& op, Stack* stack) {

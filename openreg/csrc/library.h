@@ -17,12 +17,17 @@ void writtenKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // From the operator's `Meta` kernel, which checks the arguments too. It is
 // asked once for each form of the arguments: see inference.h. `out=` arguments
-// are resized.
+// are resized. If it refuses the call, the host waits for the library's answer.
 void inferredKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // From the first call with arguments of this form, which waits for the device:
 // for operators without a `Meta` kernel, or with one that errs about strides.
 void learnedKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// From the `Meta` kernel if all arguments are contiguous and of a precise dtype,
+// otherwise from the first call: for operators whose `Meta` kernel errs about
+// the strides of other layouts, or about what half precision is kept in.
+void arrangedKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // They depend on the data, or a result is no tensor: the host waits for the
 // kernel at every call.

@@ -38,10 +38,16 @@ from torchgen.utils import Target
 
 PACKAGED = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 # Their `out=` form resizes a result of another size on its way to the sum, and
-# warns of it, on an engine, where nobody has done anything wrong.
-COPIED = {"mse_loss", "smooth_l1_loss"}
+# warns of it, on an engine, where nobody has done anything wrong; or gives it
+# the conjugate bit, which a view cannot hand on.
+COPIED = {"linalg_lu_solve", "mse_loss", "smooth_l1_loss"}
 # Their kernels lay the result out as the input, in spite of the meta function.
-RESTRIDED = {"replication_pad2d", "replication_pad3d"}
+RESTRIDED = {
+    "reflection_pad3d",
+    "reflection_pad3d_backward",
+    "replication_pad2d",
+    "replication_pad3d",
+}
 # Elementwise operators with numbers that choose nothing but the dtype.
 NUMBERS = {
     *(
@@ -62,6 +68,9 @@ NUMBERS = {
     ),
     *("lerp_Scalar", "threshold", "threshold_backward"),
 }
+# In place they may not read what they have written, and they know that they are
+# in place by getting one tensor twice.
+IN_PLACE = {"tril", "triu"}
 LISTED = Path(__file__).with_suffix(".yaml")
 MODEL = DispatchKey.XPU  # whose wrappers have the shape that we need
 
@@ -169,6 +178,14 @@ def kernel(group: NativeFunctionsGroup) -> str:
         *inputs, result = (f"give({n})" for n in names)
         base = group.functional.func.name.name.base
         call = f"settle({result}, at::cpu::{base}({', '.join(inputs)}))"
+    if name in IN_PLACE:
+        first, *others, result = names
+        others = "".join(f", give({n})" for n in others)
+        call = (
+            f"at::Tensor to = give({result}), from = give({first}); "
+            f"const bool same = to.const_data_ptr() == from.const_data_ptr(); "
+            f"at::cpu::{function}(same ? to : from{others}, to)"
+        )
     captures = ", ".join(
         f"{name} = std::move(*{name}_)"
         if name in early
@@ -178,7 +195,7 @@ def kernel(group: NativeFunctionsGroup) -> str:
     before = ""
     if name in RESTRIDED:
         before = (
-            "out.unsafeGetTensorImpl()->empty_tensor_restride("
+            f"{names[-1]}.unsafeGetTensorImpl()->empty_tensor_restride("
             "self.suggest_memory_format());"
         )
     choosing = ", ".join(name for name in names if name not in early)
@@ -402,4 +419,4 @@ def write(folder: Path, files: int) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 8)
+    write(Path(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 4)

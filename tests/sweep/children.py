@@ -103,9 +103,8 @@ def serve(subject, cells: list, skipped: dict, end: int) -> int:
                     return LOST
             calls.progress[:1] = b"g"
         name = subject.name
-        accepted = known.ACCEPTED.get(name, ("",))[0]
         judged = [
-            j._replace(wrong="") if accepted and j.wrong == accepted else j
+            j._replace(wrong="") if known.accepts(name, mode, *j[:2]) else j
             for j in judged
             if j is not None
         ]

@@ -203,7 +203,8 @@ def total(judgements: Iterable[Judgement], refusal: str = "") -> Cell | None:
     right = sum(not j.wrong for j in judged)
     native = sum(not j.wrong and not j.fallbacks for j in judged)
     counts = len(judged), right, native
-    if wrong and refusal and all(w.startswith("error ") for w in wrong):
+    errors = ("error ", "other error NotImplementedError")
+    if wrong and refusal and all(w.startswith(errors) for w in wrong):
         return Cell("refused", *counts, refusal)
     if wrong:
         return Cell("wrong", *counts, ", ".join(wrong))

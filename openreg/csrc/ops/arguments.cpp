@@ -41,6 +41,15 @@ bool takesIndices(const c10::FunctionSchema& schema) {
          name == "aten::_index_put_impl_";
 }
 
+// The operators that read an input while they write: it may not be their
+// output, not even as a whole.
+bool needsDistinct(const c10::FunctionSchema& schema) {
+  const std::string& name = schema.name();
+  return name == "aten::take" || name == "aten::put_" ||
+         name == "aten::index_select" || name == "aten::masked_select" ||
+         name == "aten::nonzero";
+}
+
 // Notes the tensor's device, if it has a say.
 void addDevice(
     std::optional<c10::Device>& first,
@@ -87,7 +96,12 @@ void checkOverlap(
       at::assert_no_internal_overlap(written);
       for (std::size_t k = 0; k < arguments.size(); ++k) {
         for (const at::Tensor& read : tensorsOf(arguments[k])) {
-          if (k != i && written.defined() && read.defined()) {
+          if (k == i || !written.defined() || !read.defined()) {
+            continue;
+          }
+          if (needsDistinct(schema)) {
+            at::assert_no_overlap(written, read);
+          } else {
             at::assert_no_partial_overlap(written, read);
           }
         }
