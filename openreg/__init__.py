@@ -154,7 +154,12 @@ from openreg import _engine_threads
 # [fallback: exports]
 from openreg import fallback
 from openreg.fallback import fallback_count, fallbacks
+
 # [/fallback: exports]
+# [export: exports]
+from openreg import export
+
+# [/export: exports]
 
 
 # [generators: default-generators]

@@ -3,6 +3,7 @@
 import torch
 
 from openreg import dlpack as dlpack
+from openreg import export as export
 from openreg import fallback as fallback
 from openreg import memory as memory
 from openreg import parallel as parallel
