@@ -223,14 +223,14 @@ Form askMeta(const Request& request) {
 }
 // [/kernels: ask-meta]
 
-// Whether all tensors are laid out row by row, in one of the precise dtypes.
+// Whether no tensor is channels-last or of half precision.
 bool isOrdinary(const Stack& arguments) {
   return std::ranges::all_of(arguments, [](const c10::IValue& each) {
     if (!each.isTensor() || !each.toTensor().defined()) {
       return true;
     }
     const at::Tensor& tensor = each.toTensor();
-    return tensor.is_contiguous() &&
+    return tensor.suggest_memory_format() == at::MemoryFormat::Contiguous &&
            !c10::isReducedFloatingType(tensor.scalar_type());
   });
 }

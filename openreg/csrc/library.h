@@ -24,9 +24,9 @@ void inferredKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // for operators without a `Meta` kernel, or with one that errs about strides.
 void learnedKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// From the `Meta` kernel if all arguments are contiguous and of a precise dtype,
-// otherwise from the first call: for operators whose `Meta` kernel errs about
-// the strides of other layouts, or about what half precision is kept in.
+// From the `Meta` kernel if no argument is channels-last or of half precision,
+// otherwise from the first call: for operators whose `Meta` kernel errs about the
+// strides of such layouts, or about what half precision is kept in.
 void arrangedKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // They depend on the data, or a result is no tensor: the host waits for the
