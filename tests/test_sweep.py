@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import verdicts
-from sweep import table
+from sweep import known, table
 from sweep.table import Cell, Key, Share, Table
 
 TESTS = Path(__file__).parent
@@ -206,3 +206,22 @@ def test_the_page_shows_the_worst_verdict_of_a_cell():
 def test_the_pages_summary_is_of_all_calls():
     *_, last = verdicts.summary(some()).splitlines()
     assert last.startswith("| **all** | 16 | 93.7\N{NO-BREAK SPACE}% |")
+
+
+def test_what_is_accepted_can_be_narrowed(monkeypatch):
+    monkeypatch.setattr(
+        known,
+        "ACCEPTED",
+        {
+            "a": ("stride", ""),
+            "b out": ("value", ""),
+            "c out empty": ("value", ""),
+        },
+    )
+    assert known.accepts("a", "forward", "#0", "stride")
+    assert not known.accepts("a", "forward", "#0", "value")
+    assert not known.accepts("a", "forward", "#0", "")
+    assert known.accepts("b", "out", "#0 strided", "value")
+    assert not known.accepts("b", "forward", "#0", "value")
+    assert known.accepts("c", "out", "#0 empty", "value")
+    assert not known.accepts("c", "out", "#0", "value")

@@ -28,15 +28,14 @@ at::Tensor refuseBinaryCrossEntropy(
   TORCH_CHECK(
       false,
       "binary_cross_entropy and BCELoss are unsafe under autocast: the "
-      "gradient "
-      "of log(p) overflows in half precision. Leave the sigmoid out and use "
-      "binary_cross_entropy_with_logits or BCEWithLogitsLoss, or cast to float "
-      "inside of torch.autocast(\"openreg\", enabled=False)");
+      "gradient of log(p) overflows in half precision. Leave the sigmoid out "
+      "and use binary_cross_entropy_with_logits or BCEWithLogitsLoss, or cast "
+      "to float inside of torch.autocast(\"openreg\", enabled=False)");
 }
 // [/amp: refuse]
 
 // [amp: call-silu-mul]
-// The operator of the chapter before, by way of the dispatcher.
+// The operator of the chapter autograd, by way of the dispatcher.
 Tensor callSiluMul(const Tensor& gate, const Tensor& up) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("openreg::silu_mul", "")
