@@ -147,7 +147,7 @@ $(VENV)/.sources: FORCE | $(python)
 $(VENV)/.installed: $(VENV)/.tools $(VENV)/.sources $(sources) \
 		CMakeLists.txt pyproject.toml | prerequisites
 	@echo 'Building openreg, installing what the guide needs (a minute) ...'
-	@$(pip) --no-build-isolation -e '.[test,guide,export]'
+	@$(pip) --no-build-isolation -e '.[test,guide,export,quantization]'
 	@touch $@
 
 # The package is there: only what its extra names is fetched.

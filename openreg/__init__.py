@@ -156,6 +156,10 @@ from openreg import fallback
 from openreg.fallback import fallback_count, fallbacks
 
 # [/fallback: exports]
+# [quantization: exports]
+from openreg import _out_dtype
+
+# [/quantization: exports]
 # [export: exports]
 from openreg import export
 
@@ -173,6 +177,12 @@ def __getattr__(name: str) -> object:
     if name == "_initialized":  # torch.utils.checkpoint asks it so
         return is_initialized()
     # [/frontend: initialized]
+    # [quantization: lazy]
+    if name == "quantization":  # imports torchao, which takes seconds
+        import importlib
+
+        return importlib.import_module("openreg.quantization")
+    # [/quantization: lazy]
     raise AttributeError(f"module 'openreg' has no attribute {name!r}")
 
 

@@ -523,7 +523,9 @@ def test_sparse_and_quantized_are_refused(x):
     assert str(e.value).count("openreg_test::sparsely") == 1
     for make in (
         lambda: torch.sparse_csr_tensor([0, 1], [0], x[:1], (1, 3)).to_dense(),
-        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        lambda: torch.quantize_per_channel(
+            x, torch.ones_like(x), torch.zeros_like(x).long(), 0, torch.quint8
+        ),
         lambda: x[None].to_sparse_csr(),
     ):
         with pytest.raises(NotImplementedError, match=r"sparse|quantized"):

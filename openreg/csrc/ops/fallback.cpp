@@ -126,8 +126,8 @@ void refuseLayout(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false,
       op.operator_name(),
-      ": openreg cannot do this with sparse tensors, and has no compressed, "
-      "quantized or nested ones. Do this on the CPU, and bring the strided "
+      ": openreg cannot do this with sparse or quantized tensors, and has no "
+      "compressed or nested ones. Do this on the CPU, and bring the strided "
       "result to the device");
 }
 // [/fallback: refuse-layout]
