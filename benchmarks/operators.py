@@ -7,12 +7,24 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Case = tuple[Callable, Callable, int, float]
+MIB = 1 << 20
+
+
+class Case(NamedTuple):
+    """One call, made for either device."""
+
+    make: Callable[[str], Callable[[], object]]
+    repeats: int  # calls in a round
+    budget: float  # for the device's time by the CPU's
+    finished: bool = True  # or the time is the host's alone
+
 
 # The plain CPU's work, in a process of its own: seconds for a round.
 PLAIN = """
@@ -38,54 +50,69 @@ print(time.perf_counter() - start)
 """
 
 
-def one_element() -> dict[str, tuple[Callable, Callable]]:
-    """Name: a call of one element on the device, the same on the CPU."""
-    x, y = (torch.ones(1, device="openreg") for _ in range(2))
-    a, b = torch.ones(1), torch.ones(1)
+def one_element(name: str, device: str) -> Callable:
+    x, y = (torch.ones(1, device=device) for _ in range(2))
     return {
-        "add": (lambda: x + y, lambda: a + b),
-        "mul": (lambda: x * y, lambda: a * b),
-        "relu": (lambda: torch.relu(x), lambda: torch.relu(a)),
-    }
+        "add": lambda: x + y,
+        "mul": lambda: x * y,
+        "relu": lambda: torch.relu(x),
+    }[name]
+
+
+def add(device: str) -> Callable:
+    x, y = (torch.randn(10**6).to(device) for _ in range(2))
+    return lambda: x + y
+
+
+def product(size: int, device: str) -> Callable:
+    matrix = torch.randn(size, size).to(device)
+    return lambda: matrix @ matrix
+
+
+def empty(device: str) -> Callable:
+    # Both name an index: to parse that takes as long as to allocate.
+    where = torch.empty(0, device=device).device
+    return lambda: torch.empty(1024, device=where)
+
+
+def fill(device: str) -> Callable:
+    x = torch.ones(16 * MIB, device=device)
+    return lambda: x.fill_(1.0)
+
+
+def copy(to_device: bool, device: str) -> Callable:
+    there = torch.ones(16 * MIB, device=device)
+    host = torch.ones(16 * MIB, pin_memory=device != "cpu")
+    target, source = (there, host) if to_device else (host, there)
+    return lambda: target.copy_(source, non_blocking=True)
 
 
 def cases() -> dict[str, Case]:
-    """Name: device side, CPU side, calls in a round, budget for the ratio."""
-    found: dict[str, Case] = {
-        f"{name}, 1 element, finished": (device, cpu, 1000, 1.30)
-        for name, (device, cpu) in one_element().items()
-    }
-    big = torch.randn(2, 10**6)
-    x, y = big.to("openreg")
-    found["add, 10^6 elements"] = (
-        lambda: x + y,
-        lambda: big[0] + big[1],
-        50,
-        1.05,
-    )
-    for size, repeats in ((256, 50), (1024, 5)):
-        matrix = torch.randn(size, size)
-        there = matrix.to("openreg")
-        found[f"mm, {size} x {size}"] = (
-            lambda there=there: there @ there,
-            lambda matrix=matrix: matrix @ matrix,
-            repeats,
-            1.05,
-        )
-    for name, (make, batch) in MODELS.items():
-        steps = []
-        for device in ("openreg", "cpu"):
-            torch.manual_seed(0)
-            model = make()
-            steps.append(training_step(model, batch(), device))
-        found[f"training step, {name}"] = (*steps, 5, 1.10)
+    found = {}
+    for name in ("add", "mul", "relu"):
+        make = partial(one_element, name)
+        found[f"{name}, 1 element, host"] = Case(make, 300, 1.0, False)
+        found[f"{name}, 1 element, finished"] = Case(make, 1000, 1.30)
+    found["add, 10^6 elements"] = Case(add, 50, 1.05)
+    found["mm, 256 x 256"] = Case(partial(product, 256), 50, 1.05)
+    found["mm, 1024 x 1024"] = Case(partial(product, 1024), 5, 1.05)
+    for name in MODELS:
+        make = partial(training_step, name)
+        found[f"training step, {name}"] = Case(make, 5, 1.10)
+    found["empty, 4 KiB"] = Case(empty, 2000, 1.0)
+    for to_device, name in ((True, "to the device"), (False, "to the host")):
+        make = partial(copy, to_device)
+        found[f"copy {name}, 64 MiB pinned"] = Case(make, 5, 1.11)
+    found["fill_, 64 MiB"] = Case(fill, 5, 1.05)
     return found
 
 
-def training_step(model: nn.Module, batch: tuple, device: str) -> Callable:
+def training_step(name: str, device: str) -> Callable:
     """Forward, backward, and an optimizer's step."""
-    model.to(device)
-    x, y = (part.to(device) for part in batch)
+    make, batch = MODELS[name]
+    torch.manual_seed(0)
+    model = make().to(device)
+    x, y = (part.to(device) for part in batch())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -150,7 +177,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple]]] = {
 }
 
 
-def by_hand() -> dict[str, Case]:
+def by_hand() -> dict[str, tuple[Callable, Callable, int, float]]:
     """The kernels written out, against the library's; no budget but honesty."""
     x, y = torch.randn(2, 10**6).to("openreg")
     wide = torch.randn(1000, 1000, device="openreg")

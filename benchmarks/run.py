@@ -17,63 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import custom_operators
 import operators
 import torch
+from sides import Side, ratio, timed
 
-BUSY = 0.05  # cores that other processes may use while a round counts
-TRIES = 5
 MIB = 1 << 20
-
-
-def others() -> float:
-    """Seconds of processor time that other processes have used so far."""
-    with open("/proc/stat") as stat:
-        ticks = [int(field) for field in stat.readline().split()[1:]]
-    used = sum(ticks[:3]) + sum(ticks[5:8])
-    return used / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def timed(
-    run: Callable[[], object], repeats: int, finished: bool = True
-) -> float:
-    """Seconds for one call; the device's work included, or the host's alone."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if finished:
-        torch.openreg.synchronize()  # nothing to wait for after CPU calls
-    seconds = (time.perf_counter() - start) / repeats
-    torch.openreg.synchronize()
-    return seconds
-
-
-def ratio(
-    device: Callable[[], object],
-    cpu: Callable[[], object],
-    rounds: int,
-    repeats: int,
-    finished: bool = True,
-) -> tuple[float, float, float]:
-    """Medians of the device's seconds, the CPU's, and of their ratio."""
-    timed(device, repeats), timed(cpu, repeats)  # warm caches and engines
-    pairs = []
-    for _ in range(rounds):
-        for attempt in range(TRIES):
-            before, start = others(), time.perf_counter()
-            pair = timed(device, repeats, finished), timed(cpu, repeats)
-            busy = (others() - before) / (time.perf_counter() - start)
-            if busy < BUSY or attempt == TRIES - 1:
-                break
-        pairs.append(pair)
-    return (
-        statistics.median(pair[0] for pair in pairs),
-        statistics.median(pair[1] for pair in pairs),
-        statistics.median(a / b for a, b in pairs),
-    )
 
 
 def launches(rounds: int) -> None:
@@ -114,7 +66,11 @@ def overlap(rounds: int) -> None:
             numbers.uniform_()
 
     one, two = (sides[0], sides[0]), sides
-    _, _, gain = ratio(lambda: both(*one), lambda: both(*two), rounds, 1)
+    _, _, gain = ratio(
+        lambda: timed(lambda: both(*one), 1),
+        lambda: timed(lambda: both(*two), 1),
+        rounds,
+    )
     print(f"{'copy and kernel on two streams':36}{gain:9.2f} times, of 1.50")
     torch.set_num_threads(threads)
 
@@ -130,43 +86,6 @@ def import_seconds(autoload: str) -> float:
     return time.perf_counter() - start
 
 
-def cases() -> dict[str, tuple[Callable, Callable, int, float]]:
-    """Name: device side, CPU side, calls in a round, budget for the ratio."""
-    pinned = torch.randn(16 * MIB).pin_memory()
-    device = torch.empty(16 * MIB, device="openreg")
-    host = torch.empty(16 * MIB).fill_(0)
-    back = torch.empty(16 * MIB).pin_memory().fill_(0)
-    plain = pinned.clone()
-    # Both name a device: to parse that argument takes as long as to allocate.
-    there, here = torch.device("openreg:0"), torch.device("cpu")
-    return {
-        "empty, 4 KiB": (
-            lambda: torch.empty(1024, device=there),
-            lambda: torch.empty(1024, device=here),
-            2000,
-            1.0,
-        ),
-        "copy to the device, 64 MiB pinned": (
-            lambda: device.copy_(pinned, non_blocking=True),
-            lambda: host.copy_(plain),
-            5,
-            1.11,
-        ),
-        "copy to the host, 64 MiB pinned": (
-            lambda: back.copy_(device, non_blocking=True),
-            lambda: host.copy_(plain),
-            5,
-            1.11,
-        ),
-        "fill_, 64 MiB": (
-            lambda: device.fill_(1.0),
-            lambda: host.fill_(1.0),
-            5,
-            1.05,
-        ),
-    }
-
-
 def show(name: str, a: float, b: float, ratio: float, budget: float) -> None:
     """Print one line of the table."""
     print(
@@ -180,18 +99,22 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     print(f"torch {torch.__version__}, {os.cpu_count()} cores")
     print(f"{'case':36}{'device':>12}{'CPU':>12}{'ratio':>8}{'budget':>8}")
-    for name, (device, cpu) in operators.one_element().items():
-        found = ratio(device, cpu, rounds, 300, finished=False)
-        show(f"{name}, 1 element, host", *found, 1.0)
-    for name, (device, cpu, repeats, budget) in (
-        operators.cases() | cases()
-    ).items():
-        show(name, *ratio(device, cpu, rounds, repeats), budget)
+    there, here = Side("openreg"), Side("cpu")
+    for name, case in operators.cases().items():
+        found = ratio(
+            partial(there.timed, name), partial(here.timed, name), rounds
+        )
+        show(name, *found, case.budget)
     print("By hand, against the library on the device:")
     for name, (device, library, repeats, budget) in (
         operators.by_hand() | custom_operators.cases()
     ).items():
-        show(name, *ratio(device, library, rounds, repeats), budget)
+        found = ratio(
+            partial(timed, device, repeats),
+            partial(timed, library, repeats),
+            rounds,
+        )
+        show(name, *found, budget)
     beside = operators.plain(rounds)
     print(f"{'plain CPU work beside the backend':36}{beside:9.2f}, of 1.02")
     overlap(rounds)

@@ -4,6 +4,7 @@ import functools
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,82 @@ def test_silu_mul_is_what_it_is_made_of(device, layout, dtype):
         assert y.stride() == function(gate, up).stride()
     loose = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
     torch.testing.assert_close(*results, **loose)
+
+
+# Beside a vector's length, for each dtype; and rows that make several threads.
+LENGTHS = [0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 1000, 100_003]
+
+
+def exact(grad, gate, up):
+    """The result and both gradients, in float64."""
+    grad, gate, up = (x.double() for x in (grad, gate, up))
+    sigmoid = torch.sigmoid(gate)
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    return gate * sigmoid * up, grad * up * slope, grad * gate * sigmoid
+
+
+def both_ways(grad, gate, up):
+    gradients = torch.ops.openreg.silu_mul_backward(grad, gate, up)
+    return silu_mul(gate, up), *gradients
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("device", ["openreg", "cpu"])
+def test_silu_mul_of_all_lengths_is_rounded_once(device, dtype):
+    # A step of the dtype, and what float32 loses on the way.
+    step = torch.finfo(dtype).eps * (8 if dtype.itemsize >= 4 else 0.51)
+    for length in LENGTHS:
+        inputs = [torch.randn(length).mul(3).to(dtype) for _ in range(3)]
+        expected = exact(*inputs)
+        there = [x.to(device) for x in inputs]
+        gaps = [x.repeat_interleave(2)[::2] for x in there]
+        shifted = [torch.cat([x[:1], x])[1:] for x in there]
+        for arguments in (there, gaps, shifted, [*there[:2], gaps[2]]):
+            for found, right in zip(
+                both_ways(*arguments), expected, strict=True
+            ):
+                torch.testing.assert_close(
+                    found.cpu().double(),
+                    right,
+                    rtol=step,
+                    atol=max(step, 1e-6) if dtype.itemsize >= 4 else 1e-6,
+                )
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_silu_mul_of_odd_numbers_is_that_of_its_parts(dtype):
+    inf, nan = float("inf"), float("nan")
+    gate = torch.tensor(
+        [0.0, -0.0, inf, -inf, nan, -200, 200, 1e-7, -90, 5], dtype=dtype
+    )
+    up = torch.tensor([1, 1, 1, 2, 1, 3, 3, 1, 1, inf], dtype=dtype)
+    found = silu_mul(gate.to("openreg"), up.to("openreg")).cpu()
+    torch.testing.assert_close(found, composed(gate, up), equal_nan=True)
+
+
+def test_silu_mul_is_the_same_for_every_processor():
+    code = (
+        "import torch; torch.manual_seed(0)\n"
+        "print(torch.backends.cpu.get_cpu_capability())\n"
+        f"for dtype in {FLOATS}:\n"
+        "    x = [torch.randn(1003).to('openreg', dtype) for _ in range(3)]\n"
+        "    ops = torch.ops.openreg\n"
+        "    for y in (ops.silu_mul(*x[1:]), *ops.silu_mul_backward(*x)):\n"
+        "        print(f'{y.double().abs().sum().item():.5g}')\n"
+    )
+    printed = []
+    for capability in ("default", "avx2"):
+        environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.split("\n"))
+    assert printed[0][0] == "DEFAULT"
+    assert printed[0][1:] == printed[1][1:]
 
 
 def test_silu_mul_is_one_operator_in_each_direction():

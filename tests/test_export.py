@@ -1,5 +1,6 @@
 """Programs that leave the device: other devices, ONNX, and back."""
 
+import gc
 import io
 import logging
 import warnings
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch import nn
 from torch.export import Dim, export
 from torch.nn import functional
@@ -29,6 +31,20 @@ def quiet():
         warnings.simplefilter("ignore")
         yield
     logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """Other tests of the process count memory, from none.
+
+    onnxscript's rules remember the nodes they looked at last, and with them
+    the parameters of a model.
+    """
+    yield
+    for each in gc.get_objects():
+        if type(each) is SimplePatternMatcher:
+            each._current_node = each._match = None
+    gc.collect()
 
 
 def own(program):

@@ -1,6 +1,7 @@
 """Integers of 8 and 4 bits: products, torchao's flows, what is refused."""
 
 import copy
+import gc
 import io
 import itertools
 import logging
@@ -29,6 +30,21 @@ def quiet():
         warnings.simplefilter("ignore")
         yield
     logging.disable(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten():
+    """Other tests of the process count memory, from none.
+
+    Two functions keep the last models that they were asked about.
+    """
+    yield
+    import torchao.utils
+    from torch.ao.quantization.fx import utils
+
+    torchao.utils._assert_and_get_unique_device.cache_clear()
+    utils.assert_and_get_unique_device.cache_clear()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,10 @@
 // the activation of Llama's feed-forward layers. In one pass over the memory,
 // where PyTorch's own operators take two and keep a tensor in between.
 #include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/Version.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/cpu/Loops.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -17,11 +16,11 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
 #include <tuple>
 
 #include "openreg/csrc/operand.h"
 #include "openreg/csrc/ops/arguments.h"
+#include "openreg/csrc/ops/silu_mul_loops.h"
 #include "openreg/csrc/trial.h"
 
 namespace openreg {
@@ -62,7 +61,26 @@ void checkPair(const at::Tensor& gate, const at::Tensor& up) {
 }
 // [/autograd: check-silu-mul]
 
-// [autograd: silu-mul-loop]
+// [autograd: silu-mul-choose]
+// The loops for this processor, as torch judges it: what torch has found, or
+// what the environment variable ATEN_CPU_CAPABILITY says.
+//
+// NB: not by an at::native::DispatchStub, as ATen's kernels. Its size and the
+// arguments of its functions depend on macros (HAVE_AVX2_CPU_DEFINITION and
+// others) that torch was built with and that its headers do not keep.
+bool hasAvx2() {
+  static const bool result = at::get_cpu_capability().starts_with("AVX");
+  return result;
+}
+
+template <typename T>
+SiluMulLoops loops() {
+  return hasAvx2() ? siluMulLoopsWithAvx2<T>()
+                   : SiluMulLoops{&siluMulForward<T>, &siluMulBackward<T>};
+}
+// [/autograd: silu-mul-choose]
+
+// [autograd: silu-mul-iterate]
 // On an engine. TensorIterator finds the loops for the strides at hand: it
 // joins and reorders dimensions, and splits the work over threads.
 void forwardLoop(
@@ -75,17 +93,10 @@ void forwardLoop(
                   .build();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, out.scalar_type(), kForward, [&] {
-        using exact = at::opmath_type<scalar_t>;
-        at::native::cpu_kernel(iter, [](scalar_t g, scalar_t u) -> scalar_t {
-          const auto x = static_cast<exact>(g);
-          return static_cast<scalar_t>(
-              x / (1 + std::exp(-x)) * static_cast<exact>(u));
-        });
+        iter.for_each(loops<scalar_t>().forward);
       });
 }
-// [/autograd: silu-mul-loop]
 
-// [autograd: silu-mul-backward-loop]
 void backwardLoop(
     const at::Tensor& gradGate,
     const at::Tensor& gradUp,
@@ -102,23 +113,10 @@ void backwardLoop(
                   .build();
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, grad.scalar_type(), kBackward, [&] {
-        using exact = at::opmath_type<scalar_t>;
-        at::native::cpu_kernel_multiple_outputs(
-            iter,
-            [](scalar_t d,
-               scalar_t g,
-               scalar_t u) -> std::tuple<scalar_t, scalar_t> {
-              const auto x = static_cast<exact>(g);
-              const auto dy = static_cast<exact>(d);
-              const exact sigmoid = 1 / (1 + std::exp(-x));
-              const exact slope = sigmoid * (1 + x * (1 - sigmoid));
-              return {
-                  static_cast<scalar_t>(dy * static_cast<exact>(u) * slope),
-                  static_cast<scalar_t>(dy * x * sigmoid)};
-            });
+        iter.for_each(loops<scalar_t>().backward);
       });
 }
-// [/autograd: silu-mul-backward-loop]
+// [/autograd: silu-mul-iterate]
 
 // [autograd: silu-mul-kernels]
 at::Tensor forward(const at::Tensor& gate, const at::Tensor& up) {
