@@ -1,7 +1,8 @@
 """Speed as a ratio to the CPU device, both sides measured in the same run.
 
-    python benchmarks/run.py [--rounds N]
+    python benchmarks/run.py [--rounds N] [--apart]
 
+The two sides are in one process, or with --apart each in a process of its own.
 On a machine with few cores a neighbor's work shows up as factors, so the two
 sides take turns, a round in which other processes ran is repeated, and what is
 printed is the median.
@@ -23,7 +24,7 @@ from pathlib import Path
 import custom_operators
 import operators
 import torch
-from sides import Side, ratio, timed
+from sides import Apart, Here, ratio, timed
 
 MIB = 1 << 20
 
@@ -96,10 +97,12 @@ def show(name: str, a: float, b: float, ratio: float, budget: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--apart", action="store_true")
+    arguments = parser.parse_args()
+    rounds, side = arguments.rounds, Apart if arguments.apart else Here
     print(f"torch {torch.__version__}, {os.cpu_count()} cores")
     print(f"{'case':36}{'device':>12}{'CPU':>12}{'ratio':>8}{'budget':>8}")
-    there, here = Side("openreg"), Side("cpu")
+    there, here = side("openreg"), side("cpu")
     for name, case in operators.cases().items():
         found = ratio(
             partial(there.timed, name), partial(here.timed, name), rounds

@@ -1,8 +1,9 @@
-"""The two sides of a case, each in a process of its own, taking turns.
+"""The two sides of a case, taking turns: in one process, or each in its own.
 
-Within one process they disturb each other. The thread that calls and the
-device's engine each get a team of OpenMP threads; that is more threads than
-there are cores, and then a team sleeps sooner between two parallel regions.
+In one process they disturb each other. The thread that calls and the device's
+engine each get a team of OpenMP threads; that is more threads than there are
+cores, and then a team sleeps sooner between two parallel regions. A program
+that computes on both is like that, and one that computes on one is not.
 """
 
 from __future__ import annotations
@@ -78,7 +79,21 @@ def serve(device: str, pipe: Connection) -> None:
         pipe.send(found)
 
 
-class Side:
+class Here:
+    """Times the cases on one device in this process."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.cases = device, operators.cases()
+        self.made: dict[str, Callable[[], object]] = {}
+
+    def timed(self, name: str) -> tuple[float, float]:
+        make, repeats, _, finished = self.cases[name]
+        if name not in self.made:
+            self.made = {name: make(self.device)}  # the last case's goes
+        return timed(self.made[name], repeats, finished)
+
+
+class Apart:
     """A process that times the cases on one device, and is idle otherwise."""
 
     def __init__(self, device: str) -> None:
