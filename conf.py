@@ -32,7 +32,11 @@ exclude_patterns = ["docs/_ext", "docs/_static", "**/README.md"]
 nitpicky = True
 nitpick_ignore = [("py:class", "Device")]  # the alias in openreg/devices.py
 # The guide links to PyTorch only, and these are names of the standard library.
-nitpick_ignore_regex = [("py:class", r"collections\.abc\..*")]
+# PyTorch's pages describe these classes by a shorter name, or not at all.
+nitpick_ignore_regex = [
+    ("py:class", r"collections\.abc\..*"),
+    ("py:class", r"torch\.(fx|export|_ops)\..*"),
+]
 for name in ("size_t", "ptrdiff_t", "int64_t", "uint32_t", "uint64_t"):
     nitpick_ignore.append(("c:identifier", name))
 numfig = True
