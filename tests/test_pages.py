@@ -103,6 +103,16 @@ def shown_lines():
                 yield path, 0, len(marks.parse(path).lines)
 
 
+@pytest.mark.parametrize("chapter", marks.written())
+def test_every_listing_is_found_and_every_emphasis(chapter):
+    """The guide's build would say so too, a quarter of an hour later."""
+    option = re.compile(r"^:([\w-]+):[ ]*(.*)$", re.M)
+    for source, text in LISTING.findall(marks.PAGES[chapter].read_text()):
+        options = dict(option.findall(text))
+        cut = listing.listing(source, options, chapter)
+        listing.emphasized(cut.text, options.get("emphasize"))
+
+
 def test_every_region_is_shown():
     shown = list(shown_lines())
     dead = []
